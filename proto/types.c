@@ -50,7 +50,8 @@ uint64_t hrp_sig_bytes(const struct hrp_sig *sig, uint32_t nranks)
 
 int hrp_sig_check(const struct hrp_sig *sig, uint32_t nranks)
 {
-    if (sig->coll >= HRP_NCOLLS || sig->dtype >= HRP_NDTYPES || sig->redop >= HRP_NREDOPS || sig->reserved != 0)
+    if (sig->coll >= HRP_NCOLLS || sig->dtype >= HRP_NDTYPES || sig->redop >= HRP_NREDOPS ||
+        sig->reserved != 0)
         return -EINVAL;
     if (nranks == 0 || sig->root >= nranks || (sig->coll != HRP_BROADCAST && sig->root != 0))
         return -EINVAL;

@@ -59,11 +59,13 @@ _Static_assert(sizeof(struct hrp_sig) == 16, "hrp_sig is on the wire");
 
 /* Bytes of one element; 0 for an unknown type. */
 size_t hrp_dtype_size(unsigned dtype);
-/* Names as nccl-tests print them ("float", "bfloat16", ...) are the benchmark's; these are "f32", "bf16", ... */
+/* Names as nccl-tests print them ("float", "bfloat16", ...) are the benchmark's; these are "f32", "bf16", ...
+ */
 const char *hrp_dtype_name(unsigned dtype);
 const char *hrp_redop_name(unsigned redop);
 const char *hrp_coll_name(unsigned coll);
-/* 0, or -EINVAL when a field is out of its range, or when count times the element size times nranks overflows 2^62. */
+/* 0, or -EINVAL when a field is out of its range, or when count times the element size times nranks overflows
+ * 2^62. */
 int hrp_sig_check(const struct hrp_sig *sig, uint32_t nranks);
 /* "all_reduce of 4096 x f32, sum" into buf; returns buf. */
 const char *hrp_sig_text(const struct hrp_sig *sig, char *buf, size_t len);
