@@ -19,8 +19,9 @@
 
 #include "proto/types.h"
 
-#define HRP_SEG_MAGIC UINT64_C(0x7365636475657268) /* "hreduces", little endian on every machine we run on \
-                                                    */
+#define HRP_SEG_MAGIC                                                                    \
+    UINT64_C(0x7365636475657268) /* "hreduces", little endian on every machine we run on \
+                                  */
 #define HRP_ABI_MAJOR 1u
 #define HRP_ABI_MINOR 0u
 #define HRP_ABI ((HRP_ABI_MAJOR << 16) | HRP_ABI_MINOR)

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Messages between a client and its daemon on the Unix socket (SOCK_SEQPACKET: one message a datagram, at
+ * most HRP_MSG_MAX bytes). A message is a struct hrp_msg_hdr followed by the type's fixed body and, where the
+ * type allows one, a text tail. Requests carry a cookie that the one reply echoes; requests may be pipelined
+ * and are answered in any order. Integers are in host order: both sides are on one machine.
+ *
+ * Descriptors travel by SCM_RIGHTS; their number is fixed by type (hrp_msg_nfds()). A truncated message or
+ * control message, a wrong length, an unknown type or a wrong number of descriptors ends the session.
+ *
+ * Minor versions: a body may grow at its end. hrp_msg_decode() accepts a longer body from a newer side (the
+ * tail it does not know is dropped) and zero-fills what an older side did not send, down to the type's size
+ * in version 1.0. Types with a text tail never grow.
+ */
+#ifndef HRP_WIRE_H
+#define HRP_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/shm.h"
+#include "proto/types.h"
+
+#define HRP_MSG_MAX 65000u
+#define HRP_MSG_MAGIC 0x6872u
+#define HRP_MAX_FDS 3
+#define HRP_DEFAULT_SOCKET "/run/hreduced/hreduced.sock"
+#define HRP_DEFAULT_PORT 18515
+#define HRP_MAX_RANKS 4096u
+#define HRP_MAX_NODES 64u
+
+enum hrp_msg_type {
+    HRP_MSG_HELLO = 1,   /* client -> daemon, first message. fds: the client's own pidfd */
+    HRP_MSG_WELCOME = 2, /* reply to HELLO. fds: segment memfd, daemon's pidfd, doorbell eventfd */
+    HRP_MSG_ERROR = 3,   /* reply to any request that failed: status + sentence as text tail */
+    HRP_MSG_GET_ID = 4,  /* make a unique id */
+    HRP_MSG_ID = 5,      /* reply to GET_ID */
+    HRP_MSG_JOIN = 6,    /* join a comm; answered when the comm is committed or failed */
+    HRP_MSG_JOINED = 7,  /* reply to JOIN */
+    HRP_MSG_LEAVE = 8,   /* leave (destroy) a comm; answered by DONE when the daemon let go of its buffers */
+    HRP_MSG_ABORT =
+        9, /* abort a comm: every rank gets HRP_ABORTED; answered by DONE at once. text: the reason */
+    HRP_MSG_WINDOW = 10, /* make the comm slot's staging window (once) */
+    HRP_MSG_ALLOC = 11,  /* make shared memory */
+    HRP_MSG_MEMORY = 12, /* reply to WINDOW and ALLOC. fds: memfd */
+    HRP_MSG_IMPORT =
+        13, /* register a client's memfd: SHRINK-sealed, not hugetlb. fds: memfd. reply REGISTERED */
+    HRP_MSG_REGISTERED = 14,
+    HRP_MSG_FREE = 15, /* drop a buffer of ALLOC or IMPORT; DONE when no op uses it any more */
+    HRP_MSG_DONE = 16,
+    HRP_MSG_PATH = 17,   /* path report of a comm slot; reply TEXT (JSON) */
+    HRP_MSG_STATUS = 18, /* hreducectl: reply TEXT (JSON) */
+    HRP_MSG_TEXT = 19,   /* reply in parts: text tail of this part, `more` set on all but the last */
+    HRP_NMSGS = 20,
+};
+
+struct hrp_msg_hdr {
+    uint16_t magic; /* HRP_MSG_MAGIC */
+    uint16_t type;
+    uint32_t len; /* of the whole message, header included; equals the datagram's length */
+    uint64_t cookie;
+};
+_Static_assert(sizeof(struct hrp_msg_hdr) == 16, "layout");
+
+/* An address of a daemon. family 4 or 6 (0: unused); port in host order, 0: the receiver's own configured
+ * port. */
+struct hrp_addr {
+    uint8_t family;
+    uint8_t reserved;
+    uint16_t port;
+    uint32_t scope_id; /* IPv6 link-local only; meaningful on the sender's machine */
+    uint8_t ip[16];    /* network order; IPv4 in the first four */
+};
+_Static_assert(sizeof(struct hrp_addr) == 24, "layout");
+#define HRP_MAX_ADDRS 4
+
+/* The 128 bytes of hclient_unique_id: a random nonce and where its root daemon listens. */
+struct hrp_unique_id {
+    uint32_t magic; /* HRP_ID_MAGIC */
+    uint16_t version;
+    uint16_t naddrs;
+    uint8_t nonce[16];
+    struct hrp_addr addr[HRP_MAX_ADDRS];
+    uint8_t reserved[8];
+};
+_Static_assert(sizeof(struct hrp_unique_id) == 128, "public size");
+#define HRP_ID_MAGIC 0x44497268u
+
+/* Rendezvous key: who belongs together. Never an identity: the root answers with a random comm id. Compared
+   as bytes, so unused bytes are zero. */
+enum hrp_key_kind { HRP_KEY_ID = 1, HRP_KEY_NAME = 2 };
+struct hrp_key {
+    uint32_t kind;
+    uint32_t uid; /* filled in by the daemon from SO_PEERCRED; the client's value is ignored */
+    uint32_t nranks;
+    uint32_t nth;     /* name: n-th comm of that name in the process; id: 0 */
+    uint64_t attempt; /* name: hash of the launcher's run id and restart count; id: 0 */
+    char name[72];    /* name: NUL-terminated; id: the nonce, rest zero */
+};
+_Static_assert(sizeof(struct hrp_key) == 96, "layout");
+
+enum hrp_algo {
+    HRP_ALGO_AUTO = 0,
+    HRP_ALGO_DIRECT = 1,
+    HRP_ALGO_GATHER = 2,
+    HRP_ALGO_PAIRWISE = 3,
+    HRP_ALGO_RING = 4,
+    HRP_ALGO_TREE = 5,
+    HRP_NALGOS = 6,
+};
+
+enum hrp_tristate { HRP_DEFAULT = 0, HRP_OFF = 1, HRP_ON = 2 };
+
+/* Same on all ranks of a comm; the root refuses a difference in words. 0 everywhere: the root daemon's
+ * defaults. */
+struct hrp_comm_config {
+    uint32_t setup_timeout_ms;
+    uint32_t op_timeout_ms; /* UINT32_MAX: no deadline */
+    uint8_t algo;           /* enum hrp_algo */
+    uint8_t reproducible;   /* enum hrp_tristate */
+    uint8_t wire_f32;       /* enum hrp_tristate */
+    uint8_t transport;      /* 0 default, 1 tcp, 2 verbs */
+    uint32_t require;       /* bits: HRP_REQUIRE_* */
+    uint32_t reserved[4];
+};
+_Static_assert(sizeof(struct hrp_comm_config) == 32, "layout");
+#define HRP_REQUIRE_VERBS 1u
+#define HRP_REQUIRE_GDR 2u
+#define HRP_REQUIRE_P2P 4u
+
+struct hrp_msg_hello {
+    uint32_t abi; /* HRP_ABI of the client */
+    uint32_t
+        flags; /* HRP_HELLO_CTL: no segment wanted (hreducectl); WELCOME's first fd is then the pidfd again */
+    int32_t pid; /* informational: own namespace */
+    uint32_t reserved;
+};
+#define HRP_HELLO_CTL 1u
+
+struct hrp_msg_welcome {
+    uint32_t abi;
+    uint32_t ncomms;
+    uint64_t segment_bytes;
+    uint64_t window_bytes; /* size that WINDOW will make */
+    uint16_t port;         /* the daemon's peer port */
+    uint16_t reserved[3];
+    char version[32]; /* "0.1.0" */
+};
+
+struct hrp_msg_error {
+    uint32_t status; /* enum hrp_status, not HRP_OK */
+    uint32_t scope;  /* enum hrp_scope */
+    /* text tail: the sentence */
+};
+
+struct hrp_msg_empty {
+    uint32_t reserved; /* GET_ID, DONE, STATUS */
+};
+
+struct hrp_msg_id {
+    struct hrp_unique_id id;
+};
+
+struct hrp_msg_join {
+    struct hrp_key key;
+    uint32_t rank;
+    uint32_t nroots; /* 1..HRP_MAX_ADDRS addresses of the root daemon, tried in order */
+    struct hrp_addr root[HRP_MAX_ADDRS];
+    struct hrp_comm_config config;
+};
+
+struct hrp_msg_joined {
+    uint32_t slot; /* comm slot of the segment */
+    uint32_t nranks;
+    uint32_t nnodes;
+    uint32_t node; /* index of this node */
+    uint32_t nlocal;
+    uint32_t op_timeout_ms;
+    uint8_t comm_id[16];
+};
+
+struct hrp_msg_slot {
+    uint32_t slot; /* LEAVE, ABORT (text tail), WINDOW, PATH */
+    uint32_t reserved;
+};
+
+struct hrp_msg_alloc {
+    uint64_t bytes;
+};
+
+struct hrp_msg_memory {
+    uint64_t bytes; /* of the memfd */
+    uint32_t id;    /* ALLOC: buffer id; WINDOW: the slot */
+    uint32_t reserved;
+};
+
+struct hrp_msg_import {
+    uint64_t offset; /* in the memfd, a multiple of the page size */
+    uint64_t bytes;
+};
+
+struct hrp_msg_buffer {
+    uint32_t id; /* REGISTERED, FREE */
+    uint32_t reserved;
+};
+
+struct hrp_msg_text {
+    uint32_t more;
+    uint32_t reserved;
+    /* text tail */
+};
+
+union hrp_msg_body {
+    struct hrp_msg_hello hello;
+    struct hrp_msg_welcome welcome;
+    struct hrp_msg_error error;
+    struct hrp_msg_empty empty;
+    struct hrp_msg_id id;
+    struct hrp_msg_join join;
+    struct hrp_msg_joined joined;
+    struct hrp_msg_slot slot;
+    struct hrp_msg_alloc alloc;
+    struct hrp_msg_memory memory;
+    struct hrp_msg_import import;
+    struct hrp_msg_buffer buffer;
+    struct hrp_msg_text text;
+};
+
+struct hrp_msg {
+    uint16_t type;
+    uint64_t cookie;
+    union hrp_msg_body body;
+    const char *text; /* decode: into the caller's buffer, not NUL-terminated; NULL when empty */
+    size_t text_len;
+};
+
+/* Descriptors that belong to a type; -1 for an unknown type. */
+int hrp_msg_nfds(unsigned type);
+/* "JOIN", ...; never NULL. */
+const char *hrp_msg_name(unsigned type);
+/* Encodes into buf; returns the length, or -EINVAL (unknown type, field out of range, text where none is
+   allowed) or -EMSGSIZE. Reserved fields are sent as zero. */
+long hrp_msg_encode(const struct hrp_msg *msg, void *buf, size_t size);
+/* Decodes a whole datagram, checks every field against its range; msg->text points into buf. 0 or -EPROTO. */
+int hrp_msg_decode(struct hrp_msg *msg, const void *buf, size_t len);
+
+#endif
