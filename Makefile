@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: MIT
+#
+# hreduce: one Makefile, no generated build system. `make help` lists the targets.
+#
+# A part is a directory; every .c file in it is built, so adding a file needs no edit here:
+#   proto/ kernels/          archives used by both sides
+#   daemon/ (not ctl/)       hreduced = daemon/main.c + an archive of the rest
+#   daemon/ctl/              hreducectl
+#   client/                  libhclient.so.0; client/perf/ = hreduce-perf; client/examples/X.c = examples/X
+#   tests/lib/               helpers that C tests link
+#   tests/unit/test_X.c      one cmocka program each, linked with every part as archives
+#   tests/cluster|fault/X.c  programs that use the library as a job would
+#   tests/bench/X.c          developers' benchmarks; tests/fuzz/fuzz_X.c libFuzzer targets
+# A part that does not exist yet is left out.
+
+# ---------------------------------------------------------------- what a user may set
+
+BUILD ?= build
+# A sanitizer list as gcc takes it (address,undefined or thread); empty: a release build.
+SANITIZE ?=
+# auto: CUDA kernels are built when nvcc is found. 0: never. 1: it is an error when they cannot be.
+CUDA ?= auto
+CUDA_HOME ?= /usr/local/cuda
+WERROR ?= 1
+
+PREFIX ?= /usr/local
+BINDIR ?= $(PREFIX)/bin
+SBINDIR ?= $(PREFIX)/sbin
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+MANDIR ?= $(PREFIX)/share/man
+PYTHONDIR ?= $(PREFIX)/lib/python3/dist-packages
+SYSCONFDIR ?= /etc
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
+TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
+
+FUZZ_SECONDS ?= 60
+# Passed to tests/run, for instance: make test TESTFLAGS='-k ring'
+TESTFLAGS ?=
+# Debian's interpreter by path: another python3 may come first in PATH and has no torch.
+PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
+
+.DELETE_ON_ERROR:
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules
+.PHONY: all
+all:
+
+# ---------------------------------------------------------------- flags
+
+WARN := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla
+ifeq ($(WERROR),1)
+WARN += -Werror
+endif
+
+# -ffp-contract=off: the result of a reduction is defined bit for bit; a fused multiply-add would change it.
+# -fno-strict-aliasing: shared memory and received bytes are viewed through the structs of proto/, and user
+#   buffers through any element type; no optimisation here is worth a miscompiled view of them.
+# -fPIC everywhere: one set of objects serves the library, the executables (PIE) and the unit tests.
+CFLAGS_ALL = -std=gnu11 -O2 -g $(WARN) -ffp-contract=off -fno-strict-aliasing -fPIC -fvisibility=hidden \
+             -D_GNU_SOURCE -I. -pthread $(CFLAGS)
+LDFLAGS_ALL = -pthread -Wl,--as-needed $(LDFLAGS)
+
+ifeq ($(SANITIZE),)
+CFLAGS_ALL += -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -fstack-protector-strong -fstack-clash-protection
+LDFLAGS_ALL += -Wl,-z,relro,-z,now,-z,noexecstack
+SHARED_LDFLAGS := -Wl,-z,defs
+EXE_LDFLAGS := -pie
+ifeq ($(shell uname -m),x86_64)
+CFLAGS_ALL += -fcf-protection
+endif
+else
+CFLAGS_ALL += -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer
+LDFLAGS_ALL += -fsanitize=$(SANITIZE)
+endif
+ifeq ($(SANITIZE),thread)
+# gcc says that it does not model fences; a fence is no error.
+CFLAGS_ALL += -Wno-error=tsan
+endif
+
+# Files named for an instruction set are compiled for it; everything else stays at the baseline, and the
+# choice is made at run time.
+ifeq ($(shell uname -m),x86_64)
+%_avx2.o: ISA_CFLAGS := -mavx2 -mf16c
+%_avx512.o: ISA_CFLAGS := -mavx2 -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq
+endif
+
+# Only the daemon and its command line use these; the client library needs libc alone.
+DAEMON_PKGS := libuv libsystemd inih jansson
+DAEMON_CFLAGS := $(shell pkg-config --cflags $(DAEMON_PKGS) 2>/dev/null)
+DAEMON_LIBS = $(shell pkg-config --libs $(DAEMON_PKGS)) $(CUDA_LIBS) -lm
+
+# ---------------------------------------------------------------- CUDA
+
+CUDA_SRC := $(sort $(wildcard kernels/*.cu))
+ifeq ($(CUDA),0)
+NVCC :=
+else
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard $(CUDA_HOME)/bin/nvcc))
+ifeq ($(CUDA)$(NVCC),1)
+$(error CUDA=1, but nvcc is neither in PATH nor in $(CUDA_HOME)/bin: set CUDA_HOME or NVCC, or build with CUDA=0)
+endif
+endif
+ifneq ($(and $(NVCC),$(CUDA_SRC)),)
+CUDA_OBJ := $(CUDA_SRC:%=$(BUILD)/obj/%.o)
+# Machine code for what this nvcc knows of the list, and PTX of the newest of them for later devices.
+NVCC_KNOWS := $(shell $(NVCC) --list-gpu-arch 2>/dev/null)
+CUDA_ARCHS ?= $(foreach a,70 75 80 86 89 90 100 120,$(if $(filter compute_$(a),$(NVCC_KNOWS)),$(a)))
+NVCC_FLAGS = -O3 -std=c++17 -I. -fmad=false -ftz=false -prec-div=true -prec-sqrt=true \
+             -Xcompiler -fPIC,-Wall,-fvisibility=hidden \
+             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+             -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
+CUDA_ROOT := $(patsubst %/bin/nvcc,%,$(NVCC))
+CUDA_LIBS := -L$(CUDA_ROOT)/lib64 -lcudart_static -lstdc++ -ldl -lrt
+CFLAGS_ALL += -DHREDUCE_CUDA=1
+DAEMON_CFLAGS += -isystem $(CUDA_ROOT)/include
+else
+CFLAGS_ALL += -DHREDUCE_CUDA=0
+endif
+
+# ---------------------------------------------------------------- sources
+
+find_c = $(sort $(shell find $(1) -name '*.c' $(2) 2>/dev/null))
+objs = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+
+PROTO_SRC := $(call find_c,proto)
+KERNELS_SRC := $(call find_c,kernels)
+DAEMON_SRC := $(call find_c,daemon,-not -path 'daemon/ctl/*')
+CTL_SRC := $(call find_c,daemon/ctl)
+CLIENT_SRC := $(sort $(wildcard client/*.c))
+PERF_SRC := $(sort $(wildcard client/perf/*.c))
+EXAMPLE_SRC := $(sort $(wildcard client/examples/*.c))
+TESTLIB_SRC := $(sort $(wildcard tests/lib/*.c))
+UNIT_SRC := $(sort $(wildcard tests/unit/test_*.c))
+JOB_TEST_SRC := $(sort $(wildcard tests/cluster/*.c tests/fault/*.c))
+BENCH_SRC := $(sort $(wildcard tests/bench/*.c))
+# Programs named *_mpi.c run against Open MPI and are built where mpicc is.
+MPI_SRC := $(filter %_mpi.c,$(BENCH_SRC))
+BENCH_SRC := $(filter-out %_mpi.c,$(BENCH_SRC))
+MPICC := $(shell command -v mpicc 2>/dev/null)
+FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+
+ALL_SRC := $(PROTO_SRC) $(KERNELS_SRC) $(DAEMON_SRC) $(CTL_SRC) $(CLIENT_SRC) $(PERF_SRC) $(EXAMPLE_SRC) \
+           $(TESTLIB_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC)
+
+HREDUCED := $(if $(wildcard daemon/main.c),$(BUILD)/hreduced)
+HREDUCECTL := $(if $(CTL_SRC),$(BUILD)/hreducectl)
+LIBHCLIENT := $(if $(CLIENT_SRC),$(BUILD)/libhclient.so)
+PERF := $(if $(PERF_SRC),$(BUILD)/hreduce-perf)
+EXAMPLES := $(EXAMPLE_SRC:client/%.c=$(BUILD)/%)
+UNIT_TESTS := $(UNIT_SRC:%.c=$(BUILD)/%)
+JOB_TESTS := $(JOB_TEST_SRC:%.c=$(BUILD)/%)
+BENCHES := $(BENCH_SRC:%.c=$(BUILD)/%) $(if $(MPICC),$(MPI_SRC:%.c=$(BUILD)/%))
+FUZZERS := $(FUZZ_SRC:%.c=$(BUILD)/%)
+
+.PHONY: tests bench
+all: $(HREDUCED) $(HREDUCECTL) $(LIBHCLIENT) $(PERF) $(EXAMPLES)
+bench: all $(BENCHES)
+tests: all $(UNIT_TESTS) $(JOB_TESTS) $(BENCHES)
+
+# ---------------------------------------------------------------- rules: objects and archives
+
+# Rewritten only when the flags change, so that CUDA=0 after CUDA=1, or a new CFLAGS, rebuilds what it must.
+$(BUILD)/obj/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(CFLAGS_ALL) $(DAEMON_CFLAGS) $(NVCC_FLAGS)' | cmp -s - $@ || \
+	    echo '$(CC) $(CFLAGS_ALL) $(DAEMON_CFLAGS) $(NVCC_FLAGS)' > $@
+.PHONY: FORCE
+FORCE:
+
+quiet = @printf '  %-4s %s\n' '$(1)' '$@';
+
+$(BUILD)/obj/daemon/%.o $(BUILD)/obj/tests/unit/%.o: PART_CFLAGS := $(DAEMON_CFLAGS)
+$(BUILD)/obj/tests/bench/%_mpi.o: CC := mpicc
+
+$(BUILD)/obj/%.o: %.c $(BUILD)/obj/flags
+	@mkdir -p $(@D)
+	$(call quiet,CC)$(CC) $(CFLAGS_ALL) $(PART_CFLAGS) $(ISA_CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/obj/%.cu.o: %.cu $(BUILD)/obj/flags
+	@mkdir -p $(@D)
+	$(call quiet,NVCC)$(NVCC) $(NVCC_FLAGS) -MMD -MF $(@:.o=.d) -c $< -o $@
+
+# An archive is made anew when its list of members changes: a deleted source must not live on in it.
+define archive
+$(BUILD)/obj/lib$(1).list: FORCE
+	@mkdir -p $$(@D)
+	@echo '$(2)' | cmp -s - $$@ || echo '$(2)' > $$@
+$(BUILD)/obj/lib$(1).a: $(2) $(BUILD)/obj/lib$(1).list
+	$$(call quiet,AR)rm -f $$@; $(AR) rcs $$@ $(2)
+endef
+$(eval $(call archive,proto,$(call objs,$(PROTO_SRC))))
+$(eval $(call archive,kernels,$(call objs,$(KERNELS_SRC)) $(CUDA_OBJ)))
+$(eval $(call archive,daemon,$(call objs,$(filter-out daemon/main.c,$(DAEMON_SRC)))))
+$(eval $(call archive,ctl,$(call objs,$(filter-out %/main.c,$(CTL_SRC)))))
+$(eval $(call archive,client,$(call objs,$(CLIENT_SRC))))
+$(eval $(call archive,perf,$(call objs,$(filter-out %/main.c,$(PERF_SRC)))))
+$(eval $(call archive,test,$(call objs,$(TESTLIB_SRC))))
+
+lib = $(patsubst %,$(BUILD)/obj/lib%.a,$(1))
+group = -Wl,--start-group $(call lib,$(1)) -Wl,--end-group
+link = $(CC) $(CFLAGS_ALL) $(EXE_LDFLAGS) $(LDFLAGS_ALL) -o $@
+
+# ---------------------------------------------------------------- rules: products
+
+# One sentence instead of a page of missing headers.
+.PHONY: daemon-libs
+daemon-libs:
+	@pkg-config --exists $(DAEMON_PKGS) 2>/dev/null || { echo "hreduced needs pkg-config and the development\
+	 files of: $(DAEMON_PKGS). On Debian 'make deps' installs them." >&2; exit 1; }
+$(call objs,$(DAEMON_SRC) $(CTL_SRC)): | daemon-libs
+
+DAEMON_PARTS := daemon kernels proto
+$(BUILD)/hreduced: $(BUILD)/obj/daemon/main.o $(call lib,$(DAEMON_PARTS))
+	$(call quiet,LD)$(link) $< $(call group,$(DAEMON_PARTS)) $(DAEMON_LIBS)
+
+$(BUILD)/hreducectl: $(call objs,$(CTL_SRC)) $(call lib,$(DAEMON_PARTS))
+	$(call quiet,LD)$(link) $(call objs,$(CTL_SRC)) $(call group,$(DAEMON_PARTS)) $(DAEMON_LIBS)
+
+# What the library takes from proto/ and kernels/ comes in by archive and stays hidden.
+HCLIENT_MAP := $(wildcard client/hclient.map)
+$(BUILD)/libhclient.so.0: $(call objs,$(CLIENT_SRC)) $(call lib,proto kernels) $(HCLIENT_MAP)
+	$(call quiet,LD)$(CC) $(CFLAGS_ALL) -shared -Wl,-soname,libhclient.so.0 \
+	    $(HCLIENT_MAP:%=-Wl,--version-script=%) $(SHARED_LDFLAGS) $(LDFLAGS_ALL) -o $@ \
+	    $(call objs,$(CLIENT_SRC)) $(call group,proto kernels)
+
+$(BUILD)/libhclient.so: $(BUILD)/libhclient.so.0
+	@ln -sf libhclient.so.0 $@
+
+# Found beside the program in the build directory, in ../lib when installed.
+$(BUILD)/hreduce-perf: $(call objs,$(PERF_SRC)) $(call lib,kernels proto) $(BUILD)/libhclient.so
+	$(call quiet,LD)$(link) $(call objs,$(PERF_SRC)) $(BUILD)/libhclient.so $(call group,kernels proto) \
+	    -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../lib' -lm
+
+$(EXAMPLES): $(BUILD)/examples/%: $(BUILD)/obj/client/examples/%.o $(BUILD)/libhclient.so
+	@mkdir -p $(@D)
+	$(call quiet,LD)$(link) $^ -Wl,-rpath,'$$ORIGIN/..' -lm
+
+# ---------------------------------------------------------------- rules: test programs
+
+UNIT_PARTS := test daemon ctl client perf kernels proto
+$(UNIT_TESTS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
+	@mkdir -p $(@D)
+	$(call quiet,LD)$(link) $< $(call group,$(UNIT_PARTS)) -lcmocka $(DAEMON_LIBS)
+
+JOB_PARTS := test kernels proto
+$(JOB_TESTS) $(BENCHES): $(BUILD)/%: $(BUILD)/obj/%.o $(LIBHCLIENT) $(call lib,$(JOB_PARTS))
+	@mkdir -p $(@D)
+	$(call quiet,LD)$(link) $< $(LIBHCLIENT) $(call group,$(JOB_PARTS)) -Wl,-rpath,'$$ORIGIN/../..' -lm
+$(MPI_SRC:%.c=$(BUILD)/%): CC := mpicc
+
+$(FUZZERS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
+	@mkdir -p $(@D)
+	$(call quiet,LD)$(link) -fsanitize=fuzzer $< $(call group,$(UNIT_PARTS)) $(DAEMON_LIBS)
+
+# ---------------------------------------------------------------- the two commands, and the suites
+
+.PHONY: deps demo demo-ddp test
+# Sub-makes follow the installation of packages, because what is found decides what is built.
+deps:
+	@.ci/deps build test
+
+demo:
+	@.ci/deps build
+	@$(MAKE) --no-print-directory all
+	$(BUILD)/hreduce-perf --local 4x8 -b 4M -e 16M -f 4
+
+demo-ddp:
+	@.ci/deps build ddp
+	@$(MAKE) --no-print-directory all
+	HREDUCE_BUILD=$(abspath $(BUILD)) $(PYTHON) client/python/demo_ddp.py --local 2x2
+
+test:
+	@.ci/deps build test
+	@$(MAKE) --no-print-directory tests
+	@$(PYTHON) tests/run --build $(BUILD) $(TESTFLAGS)
+
+.PHONY: clean
+clean:
+	rm -rf build build-asan build-tsan build-clang build-fuzz
+
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
