@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The control thread: libuv loop, Unix-socket sessions, peer daemons, membership. Everything here runs on
+ * that one thread; only hrd_agent_*() calls cross to the agent.
+ */
+#ifndef HRD_CONTROL_H
+#define HRD_CONTROL_H
+
+#include <stdarg.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <uv.h>
+
+#include "daemon/agent.h"
+#include "daemon/config.h"
+#include "proto/status.h"
+#include "proto/wire.h"
+
+struct hrd_sessions; /* session.c */
+struct hrd_peers;    /* peer.c */
+struct hrd_members;  /* member.c */
+
+struct hrd_daemon {
+    struct hrd_config cfg;
+    uv_loop_t *loop;
+    struct hrd_agent *agent;
+    uint8_t instance[16]; /* random, made at start: locality is "same instance", never host names */
+    char node_name[65];   /* host name, for sentences only */
+    struct hrd_sessions *sessions;
+    struct hrd_peers *peers;
+    struct hrd_members *members;
+    bool stopping;
+};
+
+/* ---- session.c: one connected client ---------------------------------------------------------------------
+ */
+
+struct hrd_session {
+    uint64_t sid; /* never reused */
+    uid_t uid;
+    gid_t gid;
+    pid_t pid;
+    struct hrd_session_priv *priv;
+};
+
+/* Sends a message; the socket being full or broken ends the session (later, from the loop), never blocks.
+   Descriptors stay the caller's. */
+void hrd_session_send(struct hrd_session *s, const struct hrp_msg *msg, const int *fds, int nfds);
+/* HRP_MSG_ERROR with a formatted sentence. */
+void hrd_session_error(struct hrd_session *s, uint64_t cookie, enum hrp_status status, enum hrp_scope scope,
+                       const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+/* HRP_MSG_DONE. */
+void hrd_session_done(struct hrd_session *s, uint64_t cookie);
+/* HRP_MSG_TEXT in as many parts as needed. */
+void hrd_session_text(struct hrd_session *s, uint64_t cookie, const char *text);
+/* NULL when it is gone. */
+struct hrd_session *hrd_session_find(struct hrd_daemon *d, uint64_t sid);
+/* A free comm slot of the segment, zeroed, or -1. Freed with its staging window after COMM_LEFT. */
+int hrd_session_slot_take(struct hrd_session *s);
+void hrd_session_slot_free(struct hrd_session *s, uint32_t slot);
+struct hrp_seg_header *hrd_session_segment(struct hrd_session *s);
+/* Ends a session from the daemon's side; why is logged and names the client's fault or death. */
+void hrd_session_kill(struct hrd_session *s, const char *why);
+
+/* ---- member.c: rendezvous, roster, votes ------------------------------------------------------------------
+ */
+
+int hrd_members_new(struct hrd_daemon *d);
+void hrd_members_free(struct hrd_daemon *d);
+/* JOIN: answered with JOINED or ERROR, at the latest after the setup timeout. */
+void hrd_member_join(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
+                     const struct hrp_msg_join *join);
+/* LEAVE: DONE once the agent let go; also for failed comms. */
+void hrd_member_leave(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie, uint32_t slot);
+/* ABORT: every rank of the comm gets HRP_ABORTED with a sentence that names the rank and its text. */
+void hrd_member_abort(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie, uint32_t slot,
+                      const char *text, size_t len);
+/* The session is ending (its process died or broke the protocol): pending joins are withdrawn. Committed
+   comms are failed by the agent through hrd_agent_session_end(). */
+void hrd_member_session_gone(struct hrd_daemon *d, struct hrd_session *s, const char *why);
+/* The comm behind a slot, 0: none. */
+uint64_t hrd_member_comm_of_slot(struct hrd_daemon *d, const struct hrd_session *s, uint32_t slot);
+/* COMM_* events of the agent. */
+void hrd_member_event(struct hrd_daemon *d, const struct hrd_event *ev);
+/* A peer's control connection is gone: pending set-ups that need it fail (or retry) with this reason. */
+void hrd_member_peer_lost(struct hrd_daemon *d, uint32_t peer, const char *why);
+
+/* ---- peer.c: other daemons --------------------------------------------------------------------------------
+ */
+
+int hrd_peers_new(struct hrd_daemon *d, char *errtext, size_t errlen);
+void hrd_peers_free(struct hrd_daemon *d);
+/* LINK_* events of the agent. */
+void hrd_peer_event(struct hrd_daemon *d, const struct hrd_event *ev);
+/* Addresses under which other daemons reach this one (never bridges' or containers' by default): for unique
+   ids. Returns how many of at most max. */
+unsigned hrd_peers_own_addrs(struct hrd_daemon *d, struct hrp_addr *out, unsigned max);
+
+/* ---- status.c: JSON documents for hreducectl, built from an agent snapshot (jansson)
+ * ----------------------- */
+
+void hrd_status_reply(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie);
+void hrd_path_reply(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie, uint32_t slot);
+void hrd_status_event(struct hrd_daemon *d, struct hrd_event *ev); /* SNAPSHOT */
+/* Additions of the other parts to the status document; each returns a new JSON reference. */
+struct json_t *hrd_sessions_json(struct hrd_daemon *d);
+struct json_t *hrd_members_json(struct hrd_daemon *d);
+struct json_t *hrd_peers_json(struct hrd_daemon *d);
+
+#endif

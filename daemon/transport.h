@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A transport carries frames (proto/data.h) between the agents of two daemons. It knows nothing of ops and
+ * schedules. One table an implementation; all functions are called on the agent's thread and never block.
+ */
+#ifndef HRD_TRANSPORT_H
+#define HRD_TRANSPORT_H
+
+#include <stdint.h>
+
+#include "proto/data.h"
+
+struct hrd_poller;
+
+/* Made by a transport's connection set-up on the control thread, handed to the agent with
+ * hrd_agent_link_up(). */
+struct hrd_conn {
+    /* Frees a conn that no link was made of. */
+    void (*discard)(struct hrd_conn *conn);
+};
+
+/* One frame to send. Owner: the caller, until done() is called exactly once. */
+struct hrd_tx {
+    struct hrp_frame frame; /* frame.len bytes of payload */
+    const void *payload;    /* unchanged until done() */
+    unsigned stream;        /* < nstreams of the link */
+    /* err 0: the bytes are with the kernel or NIC and the payload may be reused; otherwise the link is lost.
+       Called from progress or close, never from send. */
+    void (*done)(struct hrd_tx *tx, int err);
+    void *owner;
+    struct hrd_tx *next; /* the transport's */
+    uint64_t sent;       /* the transport's */
+};
+
+struct hrd_link;
+
+/* What the agent does with what a link receives. */
+struct hrd_link_handler {
+    /* A frame with payload begins: where its frame->len bytes go, or NULL when the frame breaks the protocol
+       (*why says how). A transport that places data itself (RDMA) calls it after the fact and compares. */
+    void *(*place)(struct hrd_link *link, const struct hrp_frame *frame, const char **why);
+    /* A frame is complete. payload: what place() answered, or NULL for len 0. 0, or negative with *why: the
+     * link is ended. */
+    int (*arrived)(struct hrd_link *link, unsigned stream, const struct hrp_frame *frame, void *payload,
+                   const char **why);
+    /* The link is broken; called once, from progress. The handler closes it later. */
+    void (*lost)(struct hrd_link *link, const char *why);
+};
+
+/* The part of a link that is the same for every transport; a transport's link begins with it. */
+struct hrd_link {
+    const struct hrd_transport *tp;
+    const struct hrd_link_handler *handler;
+    void *owner; /* the agent's record of the peer */
+    unsigned nstreams;
+    uint64_t tx_bytes, rx_bytes, tx_frames, rx_frames;
+    char detail[160];
+};
+
+struct hrd_transport {
+    const char *name;
+    unsigned caps; /* HRD_TP_* */
+    /* Takes over conn. NULL with errno. */
+    struct hrd_link *(*open)(struct hrd_conn *conn, struct hrd_poller *poller,
+                             const struct hrd_link_handler *handler, void *owner);
+    /* Queues tx behind earlier ones of its stream. Never fails: a broken link answers through done(). */
+    void (*send)(struct hrd_link *link, struct hrd_tx *tx);
+    /* Calls done() with -ECANCELED for everything queued and frees the link. Afterwards nothing of the peer
+     * arrives. */
+    void (*close)(struct hrd_link *link);
+};
+#define HRD_TP_RDMA 1u /* the peer writes into receive slots by itself */
+
+extern const struct hrd_transport hrd_transport_tcp;
+
+#endif
