@@ -12,6 +12,7 @@ static const char *const names[HRP_NFRAMES] = {
     [HRP_FRAME_OP_ACK] = "OP_ACK",       [HRP_FRAME_OP_FAILED] = "OP_FAILED",
     [HRP_FRAME_OP_MARK] = "OP_MARK",     [HRP_FRAME_COMM_FAIL] = "COMM_FAIL",
     [HRP_FRAME_COMM_MARK] = "COMM_MARK",
+    [HRP_FRAME_RANK_LEFT] = "RANK_LEFT",
 };
 
 const char *hrp_frame_name(unsigned type)
@@ -34,6 +35,7 @@ int hrp_frame_check(const struct hrp_frame *f)
     case HRP_FRAME_WATERMARK:
     case HRP_FRAME_OP_MARK:
     case HRP_FRAME_COMM_MARK:
+    case HRP_FRAME_RANK_LEFT:
         return f->len != 0 ? -EPROTO : 0;
     default:
         return f->len > HRP_FRAME_TEXT ? -EPROTO : 0;

@@ -36,7 +36,8 @@ enum hrp_frame_type {
     HRP_FRAME_COMM_FAIL = 10, /* any node to all: the comm failed; status, text */
     HRP_FRAME_COMM_MARK =
         11, /* on every stream, behind the comm's last payload: the receiver may reuse its slots */
-    HRP_NFRAMES = 12,
+    HRP_FRAME_RANK_LEFT = 12, /* rank left the comm after its op `op`: no later op can complete */
+    HRP_NFRAMES = 13,
 };
 
 #define HRP_EAGER_SLOTS 8u
