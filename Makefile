@@ -29,17 +29,25 @@ SBINDIR ?= $(PREFIX)/sbin
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 MANDIR ?= $(PREFIX)/share/man
-PYTHONDIR ?= $(PREFIX)/lib/python3/dist-packages
+# Where Debian's interpreter looks below /usr and below /usr/local.
+PYTHONDIR ?= $(PREFIX)/lib/python$(if $(filter /usr,$(PREFIX)),3,$(PYTHON_VERSION))/dist-packages
+PYTHON_VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 SYSCONFDIR ?= /etc
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 
 FUZZ_SECONDS ?= 60
+# Jobs of the composed targets (demo, test, lint, ...) when make was not given -j.
+JOBS ?= $(shell nproc)
 # Passed to tests/run, for instance: make test TESTFLAGS='-k ring'
 TESTFLAGS ?=
 # Debian's interpreter by path: another python3 may come first in PATH and has no torch.
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
+
+# The version stands in one place, the public header.
+VERSION_WORD = $(shell sed -n 's/^\#define HCLIENT_VERSION_$(1)[ ]*\([0-9]*\).*/\1/p' client/hclient.h 2>/dev/null)
+VERSION = $(call VERSION_WORD,MAJOR).$(call VERSION_WORD,MINOR).$(call VERSION_WORD,PATCH)
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -75,8 +83,11 @@ CFLAGS_ALL += -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-p
 LDFLAGS_ALL += -fsanitize=$(SANITIZE)
 endif
 ifeq ($(SANITIZE),thread)
-# gcc says that it does not model fences; a fence is no error.
-CFLAGS_ALL += -Wno-error=tsan
+# gcc warns that it does not model fences: they are no error, only invisible to it.
+CFLAGS_ALL += -Wno-tsan
+endif
+ifeq ($(FUZZ),1)
+CFLAGS_ALL += -fsanitize=fuzzer-no-link
 endif
 
 # Files named for an instruction set are compiled for it; everything else stays at the baseline, and the
@@ -144,6 +155,7 @@ FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 ALL_SRC := $(PROTO_SRC) $(KERNELS_SRC) $(DAEMON_SRC) $(CTL_SRC) $(CLIENT_SRC) $(PERF_SRC) $(EXAMPLE_SRC) \
            $(TESTLIB_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC)
 
+PARTS := $(if $(PROTO_SRC),proto) $(if $(KERNELS_SRC),kernels) $(if $(DAEMON_SRC),daemon)
 HREDUCED := $(if $(wildcard daemon/main.c),$(BUILD)/hreduced)
 HREDUCECTL := $(if $(CTL_SRC),$(BUILD)/hreducectl)
 LIBHCLIENT := $(if $(CLIENT_SRC),$(BUILD)/libhclient.so)
@@ -155,7 +167,8 @@ BENCHES := $(BENCH_SRC:%.c=$(BUILD)/%) $(if $(MPICC),$(MPI_SRC:%.c=$(BUILD)/%))
 FUZZERS := $(FUZZ_SRC:%.c=$(BUILD)/%)
 
 .PHONY: tests bench
-all: $(HREDUCED) $(HREDUCECTL) $(LIBHCLIENT) $(PERF) $(EXAMPLES)
+# The archives are named so that a part is compiled before anything uses it.
+all: $(HREDUCED) $(HREDUCECTL) $(LIBHCLIENT) $(PERF) $(EXAMPLES) $(PARTS:%=$(BUILD)/obj/lib%.a)
 bench: all $(BENCHES)
 tests: all $(UNIT_TESTS) $(JOB_TESTS) $(BENCHES)
 
@@ -191,7 +204,8 @@ $(BUILD)/obj/lib$(1).a: $(2) $(BUILD)/obj/lib$(1).list
 	$$(call quiet,AR)rm -f $$@; $(AR) rcs $$@ $(2)
 endef
 $(eval $(call archive,proto,$(call objs,$(PROTO_SRC))))
-$(eval $(call archive,kernels,$(call objs,$(KERNELS_SRC)) $(CUDA_OBJ)))
+$(eval $(call archive,kernels,$(call objs,$(KERNELS_SRC))))
+$(eval $(call archive,gpukernels,$(CUDA_OBJ)))
 $(eval $(call archive,daemon,$(call objs,$(filter-out daemon/main.c,$(DAEMON_SRC)))))
 $(eval $(call archive,ctl,$(call objs,$(filter-out %/main.c,$(CTL_SRC)))))
 $(eval $(call archive,client,$(call objs,$(CLIENT_SRC))))
@@ -211,7 +225,7 @@ daemon-libs:
 	 files of: $(DAEMON_PKGS). On Debian 'make deps' installs them." >&2; exit 1; }
 $(call objs,$(DAEMON_SRC) $(CTL_SRC)): | daemon-libs
 
-DAEMON_PARTS := daemon kernels proto
+DAEMON_PARTS := daemon kernels gpukernels proto
 $(BUILD)/hreduced: $(BUILD)/obj/daemon/main.o $(call lib,$(DAEMON_PARTS))
 	$(call quiet,LD)$(link) $< $(call group,$(DAEMON_PARTS)) $(DAEMON_LIBS)
 
@@ -239,7 +253,7 @@ $(EXAMPLES): $(BUILD)/examples/%: $(BUILD)/obj/client/examples/%.o $(BUILD)/libh
 
 # ---------------------------------------------------------------- rules: test programs
 
-UNIT_PARTS := test daemon ctl client perf kernels proto
+UNIT_PARTS := test daemon ctl client perf kernels gpukernels proto
 $(UNIT_TESTS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
 	@mkdir -p $(@D)
 	$(call quiet,LD)$(link) $< $(call group,$(UNIT_PARTS)) -lcmocka $(DAEMON_LIBS)
@@ -256,28 +270,161 @@ $(FUZZERS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
 
 # ---------------------------------------------------------------- the two commands, and the suites
 
-.PHONY: deps demo demo-ddp test
 # Sub-makes follow the installation of packages, because what is found decides what is built.
+submake = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
+deps = @.ci/deps
+
+.PHONY: deps demo demo-ddp test asan tsan clang
 deps:
-	@.ci/deps build test
+	$(deps) build test
 
 demo:
-	@.ci/deps build
-	@$(MAKE) --no-print-directory all
+	$(deps) build
+	@+$(submake) all
 	$(BUILD)/hreduce-perf --local 4x8 -b 4M -e 16M -f 4
 
 demo-ddp:
-	@.ci/deps build ddp
-	@$(MAKE) --no-print-directory all
+	$(deps) build ddp
+	@+$(submake) all
 	HREDUCE_BUILD=$(abspath $(BUILD)) $(PYTHON) client/python/demo_ddp.py --local 2x2
 
 test:
-	@.ci/deps build test
-	@$(MAKE) --no-print-directory tests
+	$(deps) build test
+	@+$(submake) tests
 	@$(PYTHON) tests/run --build $(BUILD) $(TESTFLAGS)
 
-.PHONY: clean
+# The same suite on other builds. CUDA=0: the sanitizers cannot see device code, and its driver upsets them.
+asan:
+	@+$(MAKE) --no-print-directory test BUILD=build-asan SANITIZE=address,undefined CUDA=0
+tsan:
+	@+$(MAKE) --no-print-directory test BUILD=build-tsan SANITIZE=thread CUDA=0
+
+# A second compiler's warnings; its programs are not run.
+clang:
+	$(deps) build test lint
+	@+$(submake) tests BUILD=build-clang CC=clang CUDA=0
+
+.PHONY: fuzz fuzzers
+fuzzers: $(FUZZERS)
+fuzz:
+	$(deps) build fuzz
+	@+$(submake) fuzzers BUILD=build-fuzz CC=clang SANITIZE=address,undefined FUZZ=1 CUDA=0
+	@tests/fuzz/run.sh build-fuzz $(FUZZ_SECONDS)
+
+# ---------------------------------------------------------------- lint
+
+LINT := build/lint
+LINT_DIRS := $(wildcard client daemon kernels proto tests)
+LINT_H := $(shell find $(LINT_DIRS) -name '*.h')
+LINT_SH := $(shell find $(LINT_DIRS) .ci -name '*.sh') .ci/run .ci/deps
+LINT_PY := $(shell find $(LINT_DIRS) -name '*.py') tests/run
+LINT_C := $(ALL_SRC) $(MPI_SRC) $(FUZZ_SRC)
+# Longer files are split: see CONTRIBUTING.md.
+LINT_MAX_LINES := 900
+
+.PHONY: lint lint-all lint-format lint-size lint-cppcheck lint-shell lint-python
+lint:
+	$(deps) build test lint
+	@+$(submake) -k lint-all && echo "lint: clean"
+
+lint-all: lint-format lint-size lint-shell lint-python lint-cppcheck $(LINT_C:%=$(LINT)/tidy/%.ok)
+
+lint-format:
+	$(call quiet,FMT)clang-format --dry-run --Werror $(LINT_C) $(LINT_H) $(CUDA_SRC)
+
+lint-size:
+	@wc -l $(LINT_C) $(LINT_H) $(CUDA_SRC) $(LINT_SH) $(LINT_PY) | awk -v max=$(LINT_MAX_LINES) \
+	    '$$2 != "total" && $$1 > max { print $$2 ": " $$1 " lines, more than " max ": split it"; bad = 1 } \
+	    END { exit bad }'
+
+lint-shell:
+	$(call quiet,SH)shellcheck $(LINT_SH)
+
+lint-python:
+	$(call quiet,PY)/usr/bin/python3 -m pyflakes $(LINT_PY)
+
+# It keeps what it learned of unchanged files in its build directory.
+lint-cppcheck:
+	@mkdir -p $(LINT)/cppcheck
+	$(call quiet,CPPC)cppcheck --quiet -j$(JOBS) --cppcheck-build-dir=$(LINT)/cppcheck --std=c11 -I. -D_GNU_SOURCE \
+	    -DHREDUCE_CUDA=0 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
+	    --suppress=missingIncludeSystem $(LINT_C)
+
+# clang-tidy takes seconds a file, so a clean file is remembered until it or a header of it changes.
+$(LINT)/tidy/%.ok: % .clang-tidy $(wildcard tests/.clang-tidy)
+	@mkdir -p $(@D)
+	$(call quiet,TIDY)clang-tidy --quiet $< -- $(LINT_CFLAGS) 2>$@.err || \
+	    { grep -v 'warnings generated' $@.err >&2; exit 1; }
+	@clang $(LINT_CFLAGS) -MM -MP -MT $@ -MF $@.d $< && touch $@
+LINT_CFLAGS = -std=gnu11 -D_GNU_SOURCE -DHREDUCE_CUDA=0 -I. $(WARN) -Wno-error $(DAEMON_CFLAGS) $(LINT_ISA)
+$(LINT)/tidy/%_avx2.c.ok: LINT_ISA := -mavx2 -mf16c
+$(LINT)/tidy/%_avx512.c.ok: LINT_ISA := -mavx2 -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq
+$(LINT)/tidy/%_mpi.c.ok: LINT_ISA = $(shell mpicc --showme:compile 2>/dev/null)
+
+# ---------------------------------------------------------------- install
+
+# X.in names places; the file that is installed names what this make was told.
+SUBST = sed -e 's|@prefix@|$(PREFIX)|g' -e 's|@bindir@|$(BINDIR)|g' -e 's|@sbindir@|$(SBINDIR)|g' \
+            -e 's|@libdir@|$(LIBDIR)|g' -e 's|@includedir@|$(INCLUDEDIR)|g' -e 's|@sysconfdir@|$(SYSCONFDIR)|g' \
+            -e 's|@VERSION@|$(VERSION)|g'
+install_program = install -D -m 755 $(1) $(2)
+install_data = install -D -m 644 $(1) $(2)
+install_subst = mkdir -p $(dir $(2)) && $(SUBST) $(1) > $(2)
+
+MAN_PAGES := $(sort $(shell find client daemon -path '*/man/*.[1-9]' 2>/dev/null))
+PYTHON_FILES := $(sort $(shell find client/python/hclient -name '*.py' 2>/dev/null))
+UNITS := $(sort $(wildcard systemd/*.service systemd/*.service.in systemd/*.socket systemd/*.socket.in))
+SYSUSERS := $(wildcard systemd/sysusers.d/*.conf systemd/*sysusers.conf)
+TMPFILES := $(wildcard systemd/tmpfiles.d/*.conf systemd/*tmpfiles.conf)
+
+# One list of source|destination|kind, so that uninstall removes what install made.
+INSTALLED = \
+    $(if $(HREDUCED),$(HREDUCED)|$(SBINDIR)/hreduced|program) \
+    $(if $(HREDUCECTL),$(HREDUCECTL)|$(BINDIR)/hreducectl|program) \
+    $(if $(PERF),$(PERF)|$(BINDIR)/hreduce-perf|program) \
+    $(if $(LIBHCLIENT),$(LIBHCLIENT).0|$(LIBDIR)/libhclient.so.0|data) \
+    $(foreach f,$(wildcard client/hclient.h),$(f)|$(INCLUDEDIR)/hclient.h|data) \
+    $(foreach f,$(wildcard client/hclient.pc.in),$(f)|$(LIBDIR)/pkgconfig/hclient.pc|subst) \
+    $(foreach f,$(UNITS),$(f)|$(UNITDIR)/$(notdir $(f:.in=))|subst) \
+    $(foreach f,$(SYSUSERS),$(f)|$(SYSUSERSDIR)/hreduced.conf|subst) \
+    $(foreach f,$(TMPFILES),$(f)|$(TMPFILESDIR)/hreduced.conf|subst) \
+    $(foreach f,$(PYTHON_FILES),$(f)|$(PYTHONDIR)/$(f:client/python/%=%)|data) \
+    $(foreach f,$(MAN_PAGES),$(f)|$(MANDIR)/man$(subst .,,$(suffix $(f)))/$(notdir $(f))|data)
+field = $(word $(2),$(subst |, ,$(1)))
+CONF := $(wildcard configs/hreduced.conf)
+CONF_PLACE = $(DESTDIR)$(SYSCONFDIR)/hreduced/hreduced.conf
+
+.PHONY: install uninstall
+# SKIP_BUILD=1 installs what is there, whatever flags it was built with.
+install: $(if $(SKIP_BUILD),,all)
+	@set -e; $(foreach i,$(INSTALLED),echo '  INST $(DESTDIR)$(call field,$(i),2)'; \
+	    $(call install_$(call field,$(i),3),$(call field,$(i),1),$(DESTDIR)$(call field,$(i),2));)
+	@$(if $(LIBHCLIENT),ln -sf libhclient.so.0 $(DESTDIR)$(LIBDIR)/libhclient.so)
+	@$(if $(CONF),if [ -e $(CONF_PLACE) ]; then echo '  KEEP $(CONF_PLACE)'; \
+	    else echo '  INST $(CONF_PLACE)'; $(call install_data,$(CONF),$(CONF_PLACE)); fi)
+	@if [ -z '$(DESTDIR)' ] && [ "$$(id -u)" = 0 ]; then ldconfig; \
+	    echo 'installed; next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload'; fi
+
+# The configuration stays: it is the administrator's.
+uninstall:
+	rm -f $(foreach i,$(INSTALLED),$(DESTDIR)$(call field,$(i),2)) $(DESTDIR)$(LIBDIR)/libhclient.so
+
+# ---------------------------------------------------------------- help, cleaning
+
+.PHONY: help clean
+help:
+	@echo 'make               builds into build/ (BUILD=DIR, CUDA=0|1|auto, SANITIZE=LIST, CC=clang, CFLAGS=)'
+	@echo 'make demo          installs what it needs, builds, runs 4 nodes x 8 ranks on this machine'
+	@echo 'make demo-ddp      the same with a PyTorch DDP training'
+	@echo "make test          builds and runs the suite (TESTFLAGS='-k PATTERN'; tests/run --help)"
+	@echo 'make asan tsan     the suite under ASan+UBSan, under TSan'
+	@echo 'make lint clang    linters; a build by clang'
+	@echo 'make fuzz          libFuzzer targets for FUZZ_SECONDS=60 in all'
+	@echo 'make bench         the programs of tests/bench'
+	@echo 'make install       PREFIX=/usr/local SYSCONFDIR=/etc DESTDIR=; make uninstall'
+	@echo 'make deps          installs the Debian packages for building and testing'
+
 clean:
 	rm -rf build build-asan build-tsan build-clang build-fuzz
 
--include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj $(LINT)/tidy -name '*.d' 2>/dev/null)
