@@ -12,9 +12,10 @@
 int hrp_send_fds(int sock, const void *buf, size_t len, const int *fds, int nfds);
 /*
  * Receives one datagram and up to maxfds descriptors. Returns its length (0: the peer closed), -EAGAIN,
- * -EPROTO for a truncated message or control message, more than maxfds descriptors or foreign ancillary data
- * (all descriptors received are closed), or another negative errno. On success *nfds descriptors belong to
- * the caller.
+ * -EPROTO for a truncated message or control message, more than maxfds descriptors or foreign ancillary data,
+ * -EMFILE when this process has no free descriptor to receive into (in both cases all that were received are
+ * closed, and the message is lost), or another negative errno. On success *nfds descriptors belong to the
+ * caller. maxfds: 0..HRP_MAX_FDS.
  */
 long hrp_recv_fds(int sock, void *buf, size_t size, int *fds, int maxfds, int *nfds);
 

@@ -53,7 +53,7 @@ enum hrp_bufkind {
     HRP_BUF_NONE = 0,   /* count 0, barrier, or a side that the collective does not use on this rank */
     HRP_BUF_SHARED = 1, /* registered memory: buffer `id`, byte `offset` in it */
     HRP_BUF_WINDOW = 2, /* staged: the comm's window, stream position `offset` (a byte count that never wraps;
-                           the byte lies at offset % window size). Always in place, see hrp_stage_range() */
+                           the byte lies at offset % window size). Always in place, see hrp_stage_pos() */
     HRP_NBUFKINDS = 3,
 };
 

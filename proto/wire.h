@@ -74,7 +74,8 @@ struct hrp_addr {
 _Static_assert(sizeof(struct hrp_addr) == 24, "layout");
 #define HRP_MAX_ADDRS 4
 
-/* The 128 bytes of hclient_unique_id: a random nonce and where its root daemon listens. */
+/* The 128 bytes of hclient_unique_id: a random nonce and where its root daemon listens (1..HRP_MAX_ADDRS
+ * addresses; unused ones are zero). */
 struct hrp_unique_id {
     uint32_t magic; /* HRP_ID_MAGIC */
     uint16_t version;
@@ -85,6 +86,11 @@ struct hrp_unique_id {
 };
 _Static_assert(sizeof(struct hrp_unique_id) == 128, "public size");
 #define HRP_ID_MAGIC 0x44497268u
+#define HRP_ID_VERSION 1u
+/* 0, or -EPROTO: these bytes never came from a daemon of this major version. */
+int hrp_unique_id_check(const struct hrp_unique_id *id);
+/* 0, or -EPROTO: family, or bytes that the family does not use are not zero. */
+int hrp_addr_check(const struct hrp_addr *addr);
 
 /* Rendezvous key: who belongs together. Never an identity: the root answers with a random comm id. Compared
    as bytes, so unused bytes are zero. */
@@ -95,7 +101,7 @@ struct hrp_key {
     uint32_t nranks;
     uint32_t nth;     /* name: n-th comm of that name in the process; id: 0 */
     uint64_t attempt; /* name: hash of the launcher's run id and restart count; id: 0 */
-    char name[72];    /* name: NUL-terminated; id: the nonce, rest zero */
+    char name[72];    /* name: 1..71 characters of printable ASCII, rest zero; id: the nonce, rest zero */
 };
 _Static_assert(sizeof(struct hrp_key) == 96, "layout");
 
@@ -139,9 +145,9 @@ struct hrp_msg_hello {
 
 struct hrp_msg_welcome {
     uint32_t abi;
-    uint32_t ncomms;
+    uint32_t ncomms; /* 0 with segment_bytes 0: no segment (HRP_HELLO_CTL) */
     uint64_t segment_bytes;
-    uint64_t window_bytes; /* size that WINDOW will make */
+    uint64_t window_bytes; /* size that WINDOW will make, a multiple of HRP_PAGE */
     uint16_t port;         /* the daemon's peer port */
     uint16_t reserved[3];
     char version[32]; /* "0.1.0" */
@@ -241,7 +247,9 @@ const char *hrp_msg_name(unsigned type);
 /* Encodes into buf; returns the length, or -EINVAL (unknown type, field out of range, text where none is
    allowed) or -EMSGSIZE. Reserved fields are sent as zero. */
 long hrp_msg_encode(const struct hrp_msg *msg, void *buf, size_t size);
-/* Decodes a whole datagram, checks every field against its range; msg->text points into buf. 0 or -EPROTO. */
+/* Decodes a whole datagram, checks every field against its range; msg->text points into buf. 0 or -EPROTO.
+   Ranges that depend on the session (slots, buffer ids) are the session's to check. In a HELLO or WELCOME of
+   another major version only abi is checked, so that the version can be refused in words. */
 int hrp_msg_decode(struct hrp_msg *msg, const void *buf, size_t len);
 
 #endif
