@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: MIT */
+/* Host arithmetic: how a fold is described, cut into blocks, fanned out, and which instruction set does it.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdatomic.h>
+
+#include "kernels/host.h"
+
+#if HRK_X86
+#include <cpuid.h>
+#endif
+
+/*
+ * Bytes of a block in its wider type. A block is folded once and copied to the other destinations from the
+ * first-level cache; it leaves room there for the lines that the sources bring in.
+ */
+#define BLOCK_BYTES ((size_t)4096)
+
+static int is_float(unsigned dtype)
+{
+    return dtype <= HRP_BF16;
+}
+
+/* Levels */
+
+#if HRK_X86
+static uint64_t enabled_state(void)
+{
+    uint32_t lo, hi;
+
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return (uint64_t)hi << 32 | lo;
+}
+
+static enum hrk_level best_level(void)
+{
+    const uint64_t ymm = 0x06, zmm = 0xe6; /* state the kernel saves at a switch of threads */
+    const unsigned avx = bit_OSXSAVE | bit_AVX | bit_F16C;
+    const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    unsigned a, b, c, d;
+    uint64_t state;
+
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & avx) != avx)
+        return HRK_SCALAR;
+    state = enabled_state();
+    if ((state & ymm) != ymm || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2))
+        return HRK_SCALAR;
+    return (state & zmm) == zmm && (b & avx512) == avx512 ? HRK_AVX512 : HRK_AVX2;
+}
+#else
+static enum hrk_level best_level(void)
+{
+    return HRK_SCALAR;
+}
+#endif
+
+/* -1 until the first use. Threads that race to find it all find the same. */
+static atomic_int current_level = -1;
+
+enum hrk_level hrk_get_level(void)
+{
+    int level = atomic_load_explicit(&current_level, memory_order_relaxed);
+
+    if (level < 0) {
+        int unset = -1;
+
+        level = (int)best_level();
+        if (!atomic_compare_exchange_strong(&current_level, &unset, level))
+            level = unset;
+    }
+    return (enum hrk_level)level;
+}
+
+const char *hrk_level_name(enum hrk_level level)
+{
+    switch (level) {
+    case HRK_SCALAR:
+        return "scalar";
+    case HRK_AVX2:
+        return "avx2";
+    case HRK_AVX512:
+        return "avx512";
+    }
+    return "unknown";
+}
+
+int hrk_set_level(enum hrk_level level)
+{
+    if ((int)level < HRK_SCALAR || (int)level > HRK_AVX512)
+        return -EINVAL;
+    if (level > best_level())
+        return -ENOTSUP;
+    atomic_store(&current_level, (int)level);
+    return 0;
+}
+
+static const struct hrk_host_ops *current_ops(void)
+{
+    switch (hrk_get_level()) {
+#if HRK_X86
+    case HRK_AVX512:
+        return &hrk_host_avx512;
+    case HRK_AVX2:
+        return &hrk_host_avx2;
+#endif
+    default:
+        return &hrk_host_scalar;
+    }
+}
+
+/* Descriptions of a fold */
+
+struct hrk_fold hrk_fold_partial(unsigned dtype, unsigned wire, unsigned op, uint32_t n_local)
+{
+    struct hrk_fold f = {.in = (uint8_t)dtype, .out = (uint8_t)wire, .op = (uint8_t)op};
+
+    if (op == HRP_AVG && is_float(dtype))
+        f.divisor = n_local;
+    else if (op == HRP_AVG)
+        f.op = HRP_SUM;
+    return f;
+}
+
+struct hrk_fold hrk_fold_total(unsigned wire, unsigned dtype, unsigned op, const uint32_t *weight,
+                               uint32_t nranks)
+{
+    struct hrk_fold f = {.in = (uint8_t)wire, .out = (uint8_t)dtype, .op = (uint8_t)op};
+
+    if (op == HRP_AVG) {
+        f.divisor = nranks;
+        f.weight = is_float(dtype) ? weight : NULL;
+    }
+    return f;
+}
+
+struct hrk_fold hrk_fold_single(unsigned dtype, unsigned op, uint32_t nranks)
+{
+    struct hrk_fold f = {.in = (uint8_t)dtype, .out = (uint8_t)dtype, .op = (uint8_t)op};
+
+    if (op == HRP_AVG)
+        f.divisor = nranks;
+    return f;
+}
+
+/* Integer avg: the wrapped sums in place become quotients, truncated toward zero. */
+
+#define DIVIDE(ctype, wide)                       \
+    for (size_t i = 0; i < n; i++) {              \
+        ctype v;                                  \
+        memcpy(&v, p + i * sizeof(v), sizeof(v)); \
+        v = (ctype)((wide)v / (wide)divisor);     \
+        memcpy(p + i * sizeof(v), &v, sizeof(v)); \
+    }                                             \
+    break
+
+static void divide_integers(unsigned dtype, uint8_t *p, size_t n, uint32_t divisor)
+{
+    switch (dtype) {
+    case HRP_I8:
+        DIVIDE(int8_t, int64_t);
+    case HRP_U8:
+        DIVIDE(uint8_t, uint64_t);
+    case HRP_I32:
+        DIVIDE(int32_t, int64_t);
+    case HRP_U32:
+        DIVIDE(uint32_t, uint64_t);
+    case HRP_I64:
+        DIVIDE(int64_t, int64_t);
+    case HRP_U64:
+        DIVIDE(uint64_t, uint64_t);
+    }
+}
+
+/* Folding */
+
+static struct hrk_block block_of(const struct hrk_fold *f, const void *const *src, unsigned nsrc)
+{
+    struct hrk_block b = {.out_type = f->out, .src = src, .nsrc = nsrc};
+
+    /* The mean of the only node is the total: the product with its weight might not fit. */
+    if (is_float(f->in) && !(f->weight && nsrc == 1 && f->weight[0] == f->divisor)) {
+        b.weight = f->weight;
+        b.divisor = f->divisor;
+    }
+    return b;
+}
+
+void hrk_fold(const struct hrk_fold *f, void *const *dst, unsigned ndst, const void *const *src,
+              unsigned nsrc, size_t n)
+{
+    _Alignas(64) uint8_t near[BLOCK_BYTES];
+    const struct hrk_host_ops *ops = current_ops();
+    const size_t osize = hrk_size(f->out);
+    const size_t step = BLOCK_BYTES / (osize > hrk_size(f->in) ? osize : hrk_size(f->in));
+    const uint32_t divisor = !is_float(f->in) && f->op == HRP_AVG ? f->divisor : 0;
+    struct hrk_block b = block_of(f, src, nsrc);
+    hrk_block_fn fold;
+
+    assert(f->in < HRP_NDTYPES && f->op < HRP_NREDOPS && nsrc > 0 && ndst > 0);
+    fold = ops->select(f->in, f->out, f->op);
+    for (b.first = 0; b.first < n; b.first += b.n) {
+        const size_t at = b.first * osize;
+
+        b.n = n - b.first < step ? n - b.first : step;
+        b.out = f->stream ? near : (uint8_t *)dst[0] + at;
+        fold(&b);
+        if (divisor)
+            divide_integers(f->out, b.out, b.n, divisor);
+        for (unsigned d = f->stream ? 0 : 1; d < ndst; d++) {
+            if (f->stream)
+                ops->stream((uint8_t *)dst[d] + at, near, b.n * osize);
+            else
+                memcpy((uint8_t *)dst[d] + at, b.out, b.n * osize);
+        }
+    }
+    if (f->stream)
+        ops->fence();
+}
+
+void hrk_copy(void *const *dst, unsigned ndst, const void *src, size_t bytes, int stream)
+{
+    const struct hrk_host_ops *ops = current_ops();
+
+    for (size_t at = 0; at < bytes; at += BLOCK_BYTES) {
+        const uint8_t *s = (const uint8_t *)src + at;
+        size_t m = bytes - at < BLOCK_BYTES ? bytes - at : BLOCK_BYTES;
+
+        for (unsigned d = 0; d < ndst; d++) {
+            if (dst[d] == src)
+                continue;
+            if (stream)
+                ops->stream((uint8_t *)dst[d] + at, s, m);
+            else
+                memcpy((uint8_t *)dst[d] + at, s, m);
+        }
+    }
+    if (stream)
+        ops->fence();
+}
+
+#define FILL(ctype, nan)                                                                                     \
+    for (size_t i = 0; i < n; i++) {                                                                         \
+        const ctype v = nan;                                                                                 \
+        memcpy((uint8_t *)dst + i * sizeof(v), &v, sizeof(v));                                               \
+    }                                                                                                        \
+    break
+
+void hrk_fill_nan(unsigned dtype, void *dst, size_t n)
+{
+    switch (dtype) {
+    case HRP_F32:
+        FILL(uint32_t, HRK_NAN_F32);
+    case HRP_F64:
+        FILL(uint64_t, HRK_NAN_F64);
+    case HRP_F16:
+        FILL(uint16_t, HRK_NAN_F16);
+    case HRP_BF16:
+        FILL(uint16_t, HRK_NAN_BF16);
+    }
+}

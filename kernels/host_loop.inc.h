@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The loop that folds all sources of a block in registers, included once an accumulation type. Takes
+ *   A          prefix of the type's functions: A_load, A_store, A_add, A_mul, A_div, A_min, A_max, A_set
+ *   A_v        the vector they work on
+ *   LANES      its elements
+ * and defines A_fold. `in` and `op` are constants in every caller, so the switches vanish.
+ */
+
+#define HRK_CAT2(a, b) a##b
+#define HRK_CAT(a, b) HRK_CAT2(a, b)
+#define OP(name) HRK_CAT(A, name)
+#define V OP(_v)
+
+HRK_INLINE V OP(_step)(unsigned op, V acc, V x)
+{
+    switch (op) {
+    case HRP_PROD:
+        return OP(_mul)(acc, x);
+    case HRP_MIN:
+        return OP(_min)(acc, x);
+    case HRP_MAX:
+        return OP(_max)(acc, x);
+    default:
+        return OP(_add)(acc, x);
+    }
+}
+
+/* Four vectors at a time: enough independent chains to hide the latency of an addition. */
+HRK_INLINE void OP(_tile)(unsigned in, unsigned op, const struct hrk_block *b, size_t i)
+{
+    const size_t step = LANES * hrk_size(in), ostep = LANES * hrk_size(b->out_type);
+    const size_t at = (b->first + i) * hrk_size(in);
+    const uint8_t *p = (const uint8_t *)b->src[0] + at;
+    V a0 = OP(_load)(in, p), a1 = OP(_load)(in, p + step);
+    V a2 = OP(_load)(in, p + 2 * step), a3 = OP(_load)(in, p + 3 * step);
+
+    if (op == HRP_AVG && b->weight) {
+        V w = OP(_set)(b->weight[0]);
+
+        a0 = OP(_mul)(a0, w), a1 = OP(_mul)(a1, w), a2 = OP(_mul)(a2, w), a3 = OP(_mul)(a3, w);
+    }
+    for (unsigned s = 1; s < b->nsrc; s++) {
+        p = (const uint8_t *)b->src[s] + at;
+        V x0 = OP(_load)(in, p), x1 = OP(_load)(in, p + step);
+        V x2 = OP(_load)(in, p + 2 * step), x3 = OP(_load)(in, p + 3 * step);
+
+        if (op == HRP_AVG && b->weight) {
+            V w = OP(_set)(b->weight[s]);
+
+            x0 = OP(_mul)(x0, w), x1 = OP(_mul)(x1, w), x2 = OP(_mul)(x2, w), x3 = OP(_mul)(x3, w);
+        }
+        a0 = OP(_step)(op, a0, x0), a1 = OP(_step)(op, a1, x1);
+        a2 = OP(_step)(op, a2, x2), a3 = OP(_step)(op, a3, x3);
+    }
+    if (op == HRP_AVG && b->divisor) {
+        V d = OP(_set)(b->divisor);
+
+        a0 = OP(_div)(a0, d), a1 = OP(_div)(a1, d), a2 = OP(_div)(a2, d), a3 = OP(_div)(a3, d);
+    }
+    uint8_t *o = b->out + i * hrk_size(b->out_type);
+
+    OP(_store)(b->out_type, o, a0);
+    OP(_store)(b->out_type, o + ostep, a1);
+    OP(_store)(b->out_type, o + 2 * ostep, a2);
+    OP(_store)(b->out_type, o + 3 * ostep, a3);
+}
+
+/* The last elements, at most one vector of them, by way of a buffer so that nothing beyond them is touched.
+ */
+HRK_INLINE void OP(_tail)(unsigned in, unsigned op, const struct hrk_block *b, size_t i, size_t m)
+{
+    const size_t at = (b->first + i) * hrk_size(in);
+    _Alignas(64) uint8_t buf[LANES * 8] = {0};
+    V acc = {0};
+
+    for (unsigned s = 0; s < b->nsrc; s++) {
+        memcpy(buf, (const uint8_t *)b->src[s] + at, m * hrk_size(in));
+        V x = OP(_load)(in, buf);
+
+        if (op == HRP_AVG && b->weight)
+            x = OP(_mul)(x, OP(_set)(b->weight[s]));
+        acc = s ? OP(_step)(op, acc, x) : x;
+    }
+    if (op == HRP_AVG && b->divisor)
+        acc = OP(_div)(acc, OP(_set)(b->divisor));
+    OP(_store)(b->out_type, buf, acc);
+    memcpy(b->out + i * hrk_size(b->out_type), buf, m * hrk_size(b->out_type));
+}
+
+HRK_INLINE void OP(_fold)(unsigned in, unsigned op, const struct hrk_block *b)
+{
+    size_t i = 0;
+
+    for (; b->n - i >= 4 * LANES; i += 4 * LANES)
+        OP(_tile)(in, op, b, i);
+    for (; i < b->n; i += LANES)
+        OP(_tail)(in, op, b, i, b->n - i < LANES ? b->n - i : LANES);
+}
+
+#undef V
+#undef OP
+#undef HRK_CAT
+#undef HRK_CAT2
+#undef A
+#undef LANES
