@@ -322,26 +322,36 @@ LINT_C := $(ALL_SRC) $(MPI_SRC) $(FUZZ_SRC)
 # Longer files are split: see CONTRIBUTING.md.
 LINT_MAX_LINES := 900
 
-.PHONY: lint lint-all lint-format lint-size lint-cppcheck lint-shell lint-python
+# X.inc.h is a body that a .c file includes with its own macros set.
+LINT_OWN_H := $(filter-out %.inc.h,$(LINT_H))
+LINT_TEXT := $(LINT_C) $(LINT_H) $(CUDA_SRC) $(LINT_SH) $(LINT_PY) Makefile
+
+.PHONY: lint lint-all lint-format lint-text lint-cppcheck lint-shell lint-python
 lint:
 	$(deps) build test lint
 	@+$(submake) -k lint-all && echo "lint: clean"
 
-lint-all: lint-format lint-size lint-shell lint-python lint-cppcheck $(LINT_C:%=$(LINT)/tidy/%.ok)
+lint-all: lint-format lint-text lint-shell lint-python lint-cppcheck $(LINT_OWN_H:%=$(LINT)/header/%.ok) \
+          $(LINT_C:%=$(LINT)/tidy/%.ok)
 
 lint-format:
 	$(call quiet,FMT)clang-format --dry-run --Werror $(LINT_C) $(LINT_H) $(CUDA_SRC)
 
-lint-size:
-	@wc -l $(LINT_C) $(LINT_H) $(CUDA_SRC) $(LINT_SH) $(LINT_PY) | awk -v max=$(LINT_MAX_LINES) \
+# Length, licence line, and nothing left for later.
+lint-text:
+	$(call quiet,TEXT)wc -l $(LINT_TEXT) | awk -v max=$(LINT_MAX_LINES) \
 	    '$$2 != "total" && $$1 > max { print $$2 ": " $$1 " lines, more than " max ": split it"; bad = 1 } \
 	    END { exit bad }'
+	@for file in $(LINT_TEXT); do \
+	    head -n 3 $$file | grep -q 'SPDX-License-Identifier: MIT' || { echo "$$file: no SPDX line"; bad=1; }; \
+	done; [ -z "$$bad" ]
+	@! grep -nE '\b(TO''DO|FIX''ME|X''XX)\b' $(LINT_TEXT)
 
 lint-shell:
-	$(call quiet,SH)shellcheck $(LINT_SH)
+	$(call quiet,SH)shellcheck -x $(LINT_SH)
 
 lint-python:
-	$(call quiet,PY)/usr/bin/python3 -m pyflakes $(LINT_PY)
+	$(call quiet,PY)$(PYTHON) -m pyflakes $(LINT_PY)
 
 # It keeps what it learned of unchanged files in its build directory.
 lint-cppcheck:
@@ -349,6 +359,11 @@ lint-cppcheck:
 	$(call quiet,CPPC)cppcheck --quiet -j$(JOBS) --cppcheck-build-dir=$(LINT)/cppcheck --std=c11 -I. -D_GNU_SOURCE \
 	    -DHREDUCE_CUDA=0 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
 	    --suppress=missingIncludeSystem $(LINT_C)
+
+# Every header can be included alone.
+$(LINT)/header/%.ok: %
+	@mkdir -p $(@D)
+	@echo '#include "$<"' | $(CC) $(LINT_CFLAGS) -Werror -fsyntax-only -x c - && touch $@
 
 # clang-tidy takes seconds a file, so a clean file is remembered until it or a header of it changes.
 $(LINT)/tidy/%.ok: % .clang-tidy $(wildcard tests/.clang-tidy)
