@@ -37,7 +37,7 @@ struct hrd_plan_env {
     const uint32_t *ranks_on_node; /* [nnodes], how many ranks live there, 1 or more each */
     uint8_t algo;                  /* enum hrd_algo: HRD_ALGO_AUTO, or the override */
     uint8_t reproducible;          /* 1: only algorithms whose order of summation is fixed (direct, gather) */
-    uint8_t wire_f32;              /* 1: partials of f16 and bf16 travel as f32 */
+    uint8_t wire_f32;              /* 1: partials of f16 and bf16 that round travel as f32 */
     uint32_t eager_limit;          /* bytes: largest payload of an eager message; 0: no eager messages */
     uint64_t unit_bytes;           /* bytes: a unit is not larger (see hrd_plan_unit_max); 0 counts as 1 */
     uint64_t unit_min_bytes;       /* bytes: a unit is not smaller unless the op is */
@@ -73,10 +73,14 @@ int hrd_plan_op(const struct hrd_plan_env *env, const struct hrp_sig *sig, struc
 int hrd_plan_check(const struct hrd_plan_env *env, char *why, size_t whylen);
 
 /*
- * The largest sum of all blocks of one unit, in bytes, that any plan of this env can have, whatever the
- * signature. An arena reserve that lets one unit finish by itself is sized from it.
+ * Bounds for sizing a reserve that lets one unit finish by itself, whatever the signature, in bytes and
+ * without what alignment of slots adds: the sum of all blocks of a unit, of its send buffers, and of its
+ * receive slots from all peers at one node. They hold for units that need credit; an eager message is bounded
+ * by eager_limit.
  */
 uint64_t hrd_plan_unit_max(const struct hrd_plan_env *env);
+uint64_t hrd_plan_send_max(const struct hrd_plan_env *env);
+uint64_t hrd_plan_recv_max(const struct hrd_plan_env *env);
 
 /* The schedule that unit `unit` of this plan runs at node `me`. */
 struct hrd_schedule_key hrd_plan_key(const struct hrd_plan_env *env, const struct hrp_sig *sig,
