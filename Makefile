@@ -46,7 +46,7 @@ TESTFLAGS ?=
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
 # The version stands in one place, the public header.
-VERSION_WORD = $(shell sed -n 's/^\#define HCLIENT_VERSION_$(1)[ ]*\([0-9]*\).*/\1/p' client/hclient.h 2>/dev/null)
+VERSION_WORD = $(shell sed -n 's/^\#define HCLIENT_$(1)[ ]*\([0-9]*\).*/\1/p' client/hclient.h 2>/dev/null)
 VERSION = $(call VERSION_WORD,MAJOR).$(call VERSION_WORD,MINOR).$(call VERSION_WORD,PATCH)
 
 .DELETE_ON_ERROR:
