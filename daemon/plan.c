@@ -96,14 +96,6 @@ int hrd_plan_check(const struct hrd_plan_env *env, char *why, size_t whylen)
     int rc = check_cheap(env, why, whylen);
     if (rc != 0)
         return rc;
-    uint64_t total = 0;
-    for (uint32_t i = 0; i < env->nnodes; i++) {
-        if (env->ranks_on_node[i] == 0) {
-            say(why, whylen, "node %" PRIu32 " of the roster has no rank", i);
-            return -EINVAL;
-        }
-        total += env->ranks_on_node[i];
-    }
     for (uint32_t r = 0; r < env->nranks; r++) {
         if (env->node_of_rank[r] >= env->nnodes) {
             say(why, whylen, "rank %" PRIu32 " is on node %" PRIu32 " of a roster of %" PRIu32 " nodes", r,
@@ -111,11 +103,17 @@ int hrd_plan_check(const struct hrd_plan_env *env, char *why, size_t whylen)
             return -EINVAL;
         }
     }
-    if (total != env->nranks) {
-        say(why, whylen,
-            "the nodes of the roster have %" PRIu64 " ranks together, the communicator has %" PRIu32, total,
-            env->nranks);
-        return -EINVAL;
+    for (uint32_t i = 0; i < env->nnodes; i++) {
+        uint32_t found = 0;
+        for (uint32_t r = 0; r < env->nranks; r++)
+            found += env->node_of_rank[r] == i;
+        if (found == 0 || found != env->ranks_on_node[i]) {
+            say(why, whylen,
+                "the roster gives node %" PRIu32 " %" PRIu32 " ranks, but %" PRIu32
+                " are listed for it; a node has one or more",
+                i, env->ranks_on_node[i], found);
+            return -EINVAL;
+        }
     }
     return 0;
 }

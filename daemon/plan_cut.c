@@ -91,7 +91,7 @@ void plan_cut(const struct plan_op *op, struct hrd_plan *plan)
         max64(plan_elem_size(op), plan_wire_size(op)) * hrp_sig_segments(op->sig, op->env->nranks);
     uint64_t most = most_bytes(op, plan->algo);
     uint64_t most_elems = max64(most / column / SLICE_ALIGN * SLICE_ALIGN, SLICE_ALIGN);
-    uint64_t want = min64(max64(column * (count / UNITS_WANTED), op->env->unit_min_bytes), most);
+    uint64_t want = min64(max64(column * ((count - 1) / UNITS_WANTED + 1), op->env->unit_min_bytes), most);
     uint64_t want_elems = min64(max64(want / column, 1), most_elems);
     /* Equal units rather than a small one at the end. */
     uint64_t units = (count - 1) / want_elems + 1;
