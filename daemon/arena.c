@@ -80,7 +80,8 @@ void hrd_arena_free(struct hrd_arena *a)
 
 uint64_t hrd_arena_alloc(struct hrd_arena *a, uint32_t domain, uint64_t bytes)
 {
-    (void)domain; /* sockets place nothing by themselves; a transport with remote access keys its regions by it */
+    (void)
+        domain; /* sockets place nothing by themselves; a transport with remote access keys its regions by it */
     uint64_t len = round_page(bytes);
     if (len == 0)
         return 0;

@@ -24,9 +24,9 @@ struct host_engine {
     int wake;
     pthread_mutex_t lock;
     pthread_cond_t more;
-    struct hrd_work *first, *last; /* under lock: work with chunks that nobody took yet */
-    int stop;                      /* under lock */
-    unsigned idle;                 /* under lock: threads that wait for work */
+    struct hrd_work *first, *last;       /* under lock: work with chunks that nobody took yet */
+    int stop;                            /* under lock */
+    unsigned idle;                       /* under lock: threads that wait for work */
     _Atomic(struct hrd_work *) finished; /* stack, newest first */
     _Atomic int armed;
     struct hrd_work *inline_first, *inline_last; /* done by the agent in submit, not yet reported */

@@ -25,7 +25,7 @@ struct hrd_tx {
     const void *payload;    /* unchanged until done() */
     unsigned stream;        /* < nstreams of the link */
     /* err 0: the bytes are with the kernel or NIC and the payload may be reused; otherwise the link is lost.
-       Called from progress or close, never from send. */
+       Called from flush, close or the poller, never from send. */
     void (*done)(struct hrd_tx *tx, int err);
     void *owner;
     struct hrd_tx *next; /* the transport's */
@@ -43,7 +43,7 @@ struct hrd_link_handler {
      * link is ended. */
     int (*arrived)(struct hrd_link *link, unsigned stream, const struct hrp_frame *frame, void *payload,
                    const char **why);
-    /* The link is broken; called once, from progress. The handler closes it later. */
+    /* The link is broken; called once, from flush or the poller. The handler closes it later. */
     void (*lost)(struct hrd_link *link, const char *why);
 };
 
@@ -65,6 +65,9 @@ struct hrd_transport {
                              const struct hrd_link_handler *handler, void *owner);
     /* Queues tx behind earlier ones of its stream. Never fails: a broken link answers through done(). */
     void (*send)(struct hrd_link *link, struct hrd_tx *tx);
+    /* Sends what is queued as far as there is room; calls done(). The agent calls it at the end of a turn in which it
+       queued something, so that frames of one turn share system calls. */
+    void (*flush)(struct hrd_link *link);
     /* Calls done() with -ECANCELED for everything queued and frees the link. Afterwards nothing of the peer
      * arrives. */
     void (*close)(struct hrd_link *link);

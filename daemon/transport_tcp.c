@@ -181,9 +181,16 @@ static void tcp_send(struct hrd_link *base, struct hrd_tx *tx)
     else
         s->tx_first = tx;
     s->tx_last = tx;
-    /* Once in the queue it leaves with the next turn: want_write makes epoll call flush_stream at once when there is
-       room, so done() is never called from here and frames sent in one turn share a system call. */
-    want_write(s, 1);
+}
+
+static void tcp_flush(struct hrd_link *base)
+{
+    struct tcp_link *l = (struct tcp_link *)base;
+    for (unsigned i = 0; i < l->base.nstreams && !l->broken; i++)
+        if (l->stream[i].tx_first && !l->stream[i].want_write) /* else epoll says when there is room */
+            flush_stream(&l->stream[i]);
+    if (!l->broken)
+        report_sent(l);
 }
 
 /* ---- receive --------------------------------------------------------------------------------------------- */
@@ -316,7 +323,8 @@ static void addr_text(int fd, int peer, char *buf, size_t len)
     socklen_t sl = sizeof(ss);
     char ip[INET6_ADDRSTRLEN] = "?";
     unsigned port = 0;
-    if ((peer ? getpeername(fd, (struct sockaddr *)&ss, &sl) : getsockname(fd, (struct sockaddr *)&ss, &sl)) == 0) {
+    if ((peer ? getpeername(fd, (struct sockaddr *)&ss, &sl)
+              : getsockname(fd, (struct sockaddr *)&ss, &sl)) == 0) {
         if (ss.ss_family == AF_INET) {
             struct sockaddr_in *in = (struct sockaddr_in *)&ss;
             inet_ntop(AF_INET, &in->sin_addr, ip, sizeof(ip));
@@ -340,7 +348,8 @@ static struct hrd_link *tcp_open(struct hrd_conn *conn, struct hrd_poller *polle
         errno = ENOMEM;
         return NULL;
     }
-    l->base = (struct hrd_link){.tp = &hrd_transport_tcp, .handler = handler, .owner = owner, .nstreams = c->n};
+    l->base =
+        (struct hrd_link){.tp = &hrd_transport_tcp, .handler = handler, .owner = owner, .nstreams = c->n};
     l->poller = poller;
     char local[70], remote[70];
     addr_text(c->fd[0], 0, local, sizeof(local));
@@ -389,5 +398,6 @@ const struct hrd_transport hrd_transport_tcp = {
     .name = "tcp",
     .open = tcp_open,
     .send = tcp_send,
+    .flush = tcp_flush,
     .close = tcp_close,
 };

@@ -23,20 +23,34 @@ static inline int hrp_ring_push(struct hrp_comm_area *area, const struct hrp_des
 }
 
 /*
- * Agent. `head` is the agent's private counter (the shared word is only published, never read back). Copies
- * one descriptor out: 1 taken, 0 empty, -EPROTO when the client's tail is impossible.
+ * Agent. `head` is the agent's private counter (the shared word is only published, never read back). Copies the oldest
+ * descriptor out and leaves it in the ring: 1 copied, 0 empty, -EPROTO when the client's tail is impossible.
  */
-static inline int hrp_ring_pop(struct hrp_comm_area *area, uint64_t *head, struct hrp_desc *desc)
+static inline int hrp_ring_peek(struct hrp_comm_area *area, uint64_t head, struct hrp_desc *desc)
 {
     uint64_t tail = atomic_load_explicit(&area->tail, memory_order_acquire);
-    if (tail == *head)
+    if (tail == head)
         return 0;
-    if (tail - *head > HRP_OP_SLOTS)
+    if (tail - head > HRP_OP_SLOTS)
         return -EPROTO;
-    *desc = *(const volatile struct hrp_desc *)&area->desc[*head % HRP_OP_SLOTS];
+    *desc = *(const volatile struct hrp_desc *)&area->desc[head % HRP_OP_SLOTS];
+    return 1;
+}
+
+/* Agent. Takes what hrp_ring_peek() showed; its place may be overwritten from now on. */
+static inline void hrp_ring_take(struct hrp_comm_area *area, uint64_t *head)
+{
     ++*head;
     atomic_store_explicit(&area->head, *head, memory_order_release);
-    return 1;
+}
+
+/* Agent. Both at once. */
+static inline int hrp_ring_pop(struct hrp_comm_area *area, uint64_t *head, struct hrp_desc *desc)
+{
+    int n = hrp_ring_peek(area, *head, desc);
+    if (n == 1)
+        hrp_ring_take(area, head);
+    return n;
 }
 
 #endif

@@ -19,7 +19,7 @@
 
 #include "proto/types.h"
 
-#define HRP_SEG_MAGIC                                                                    \
+#define HRP_SEG_MAGIC \
     UINT64_C(0x7365636475657268) /* "hreduces", little endian on every machine we run on \
                                   */
 #define HRP_ABI_MAJOR 1u

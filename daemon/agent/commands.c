@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: MIT */
+/* The commands of agent.h: posted by the control thread, run by the agent in order. */
+#include "daemon/agent/types.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum command_type {
+    CMD_SESSION_ADD,
+    CMD_SESSION_END,
+    CMD_BUFFER_ADD,
+    CMD_BUFFER_DROP,
+    CMD_WINDOW_ADD,
+    CMD_LINK_UP,
+    CMD_LINK_DOWN,
+    CMD_COMM_ADD,
+    CMD_COMM_FAIL,
+    CMD_COMM_LEAVE,
+    CMD_QUERY,
+};
+
+struct command {
+    enum command_type type;
+    uint64_t sid, comm, bytes;
+    uint32_t id; /* buffer, slot, peer, rank or status */
+    int fd;
+    bool tell;
+    void *base;
+    const _Atomic uint32_t *poisoned;
+    const struct hrd_transport *tp;
+    struct hrd_conn *conn;
+    struct hrd_comm_spec *spec; /* owns its arrays */
+    char *text;
+    struct command *next;
+};
+
+static void post(struct hrd_agent *a, const struct command *proto)
+{
+    struct command *c = xalloc(1, sizeof(*c));
+    *c = *proto;
+    pthread_mutex_lock(&a->command_lock);
+    if (a->command_last)
+        a->command_last->next = c;
+    else
+        a->command_first = c;
+    a->command_last = c;
+    atomic_store_explicit(&a->command_any, true, memory_order_seq_cst);
+    pthread_mutex_unlock(&a->command_lock);
+    uint64_t one = 1;
+    while (write(a->wake.fd, &one, sizeof(one)) < 0 && errno == EINTR)
+        ;
+}
+
+static char *copy_text(const char *s)
+{
+    char *t = strdup(s ? s : "");
+    if (!t)
+        abort();
+    return t;
+}
+
+static void *copy_array(const void *src, size_t n, size_t size)
+{
+    void *p = xalloc(n, size);
+    memcpy(p, src, n * size);
+    return p;
+}
+
+/* ---- the control thread's side ---------------------------------------------------------------------------- */
+
+void hrd_agent_session_add(struct hrd_agent *a, uint64_t sid, struct hrp_seg_header *seg, int doorbell,
+                           const _Atomic uint32_t *poisoned)
+{
+    post(a, &(struct command){
+                .type = CMD_SESSION_ADD, .sid = sid, .base = seg, .fd = doorbell, .poisoned = poisoned});
+}
+
+void hrd_agent_session_end(struct hrd_agent *a, uint64_t sid, const char *why)
+{
+    post(a, &(struct command){.type = CMD_SESSION_END, .sid = sid, .text = copy_text(why)});
+}
+
+void hrd_agent_buffer_add(struct hrd_agent *a, uint64_t sid, uint32_t id, void *base, uint64_t bytes)
+{
+    post(a, &(struct command){.type = CMD_BUFFER_ADD, .sid = sid, .id = id, .base = base, .bytes = bytes});
+}
+
+void hrd_agent_buffer_drop(struct hrd_agent *a, uint64_t sid, uint32_t id)
+{
+    post(a, &(struct command){.type = CMD_BUFFER_DROP, .sid = sid, .id = id});
+}
+
+void hrd_agent_window_add(struct hrd_agent *a, uint64_t sid, uint32_t slot, void *base, uint64_t bytes)
+{
+    post(a, &(struct command){.type = CMD_WINDOW_ADD, .sid = sid, .id = slot, .base = base, .bytes = bytes});
+}
+
+void hrd_agent_link_up(struct hrd_agent *a, uint32_t peer, const char *name, const struct hrd_transport *tp,
+                       struct hrd_conn *conn)
+{
+    post(a,
+         &(struct command){.type = CMD_LINK_UP, .id = peer, .text = copy_text(name), .tp = tp, .conn = conn});
+}
+
+void hrd_agent_link_down(struct hrd_agent *a, uint32_t peer, const char *why)
+{
+    post(a, &(struct command){.type = CMD_LINK_DOWN, .id = peer, .text = copy_text(why)});
+}
+
+void hrd_agent_comm_add(struct hrd_agent *a, const struct hrd_comm_spec *spec)
+{
+    struct hrd_comm_spec *s = copy_array(spec, 1, sizeof(*spec));
+    s->node_of_rank = copy_array(spec->node_of_rank, spec->nranks, sizeof(uint32_t));
+    s->peer_of_node = copy_array(spec->peer_of_node, spec->nnodes, sizeof(uint32_t));
+    s->local = copy_array(spec->local, spec->nlocal, sizeof(*spec->local));
+    char **names = xalloc(spec->nnodes, sizeof(*names));
+    for (uint32_t i = 0; i < spec->nnodes; i++)
+        names[i] = copy_text(spec->node_name[i]);
+    s->node_name = (const char *const *)names;
+    post(a, &(struct command){.type = CMD_COMM_ADD, .spec = s});
+}
+
+void hrd_agent_comm_fail(struct hrd_agent *a, uint64_t comm, uint32_t status, const char *text,
+                         bool tell_peers)
+{
+    post(a,
+         &(struct command){
+             .type = CMD_COMM_FAIL, .comm = comm, .id = status, .text = copy_text(text), .tell = tell_peers});
+}
+
+void hrd_agent_comm_leave(struct hrd_agent *a, uint64_t comm, uint32_t rank)
+{
+    post(a, &(struct command){.type = CMD_COMM_LEAVE, .comm = comm, .id = rank});
+}
+
+void hrd_agent_query(struct hrd_agent *a, uint64_t token)
+{
+    post(a, &(struct command){.type = CMD_QUERY, .bytes = token});
+}
+
+/* ---- the agent's side -------------------------------------------------------------------------------------- */
+
+static void doorbell_ready(struct hrd_pollable *p, uint32_t events)
+{
+    (void)p;
+    (void)events; /* the turn that follows looks at every session's submit counter */
+}
+
+static void session_add(struct hrd_agent *a, const struct command *cmd)
+{
+    struct asession *s = xalloc(1, sizeof(*s));
+    s->a = a;
+    s->sid = cmd->sid;
+    s->seg = cmd->base;
+    s->poisoned = cmd->poisoned;
+    s->doorbell = (struct hrd_pollable){.ready = doorbell_ready, .fd = cmd->fd};
+    s->next = a->sessions;
+    a->sessions = s;
+    if (hrd_poller_add(&a->poller, &s->doorbell, EPOLLIN | EPOLLET))
+        hrd_session_fault(s, "cannot watch the session's doorbell: %s", strerror(errno));
+}
+
+void hrd_agent_session_try_end(struct asession *s)
+{
+    if (!s->ending || s->ranks)
+        return;
+    struct hrd_agent *a = s->a;
+    hrd_poller_del(&a->poller, &s->doorbell);
+    for (unsigned i = 0; i < BUFFER_BUCKETS; i++)
+        while (s->buffer[i]) {
+            struct abuffer *b = s->buffer[i];
+            s->buffer[i] = b->next;
+            free(b);
+        }
+    struct asession **ps = &a->sessions;
+    while (*ps != s)
+        ps = &(*ps)->next;
+    *ps = s->next;
+    hrd_agent_emit(a, HRD_EV_SESSION_GONE, s->sid, 0, 0, 0, NULL);
+    free(s);
+}
+
+static void session_end(struct hrd_agent *a, const struct command *cmd)
+{
+    struct asession *s = hrd_agent_session(a, cmd->sid);
+    if (!s || s->ending)
+        return;
+    s->ending = true;
+    snprintf(s->why, sizeof(s->why), "%s", cmd->text);
+    struct arank *next;
+    for (struct arank *r = s->ranks; r; r = next) {
+        next = r->next_in_session; /* leaving may unlink r */
+        struct acomm *c = r->c;
+        hrd_comm_fail(c, HRP_RANK_LOST, true, "rank %u on node %s: %s", r->rank, a->node_name, cmd->text);
+        hrd_comm_leave(c, r);
+    }
+    hrd_agent_session_try_end(s);
+}
+
+static void buffer_add(struct hrd_agent *a, const struct command *cmd)
+{
+    struct asession *s = hrd_agent_session(a, cmd->sid);
+    if (!s)
+        return;
+    struct abuffer *b = xalloc(1, sizeof(*b));
+    b->id = cmd->id;
+    b->base = cmd->base;
+    b->bytes = cmd->bytes;
+    b->next = s->buffer[b->id % BUFFER_BUCKETS];
+    s->buffer[b->id % BUFFER_BUCKETS] = b;
+    s->seen_submits--; /* a descriptor may be parked for it: look again */
+}
+
+static void buffer_drop(struct hrd_agent *a, const struct command *cmd)
+{
+    struct asession *s = hrd_agent_session(a, cmd->sid);
+    struct abuffer *b = s ? hrd_session_buffer(s, cmd->id) : NULL;
+    if (!b)
+        return;
+    b->dropping = true;
+    hrd_buffer_settle(s, b);
+}
+
+static void window_add(struct hrd_agent *a, const struct command *cmd)
+{
+    struct asession *s = hrd_agent_session(a, cmd->sid);
+    for (struct arank *r = s ? s->ranks : NULL; r; r = r->next_in_session)
+        if (r->slot == cmd->id && !r->left) {
+            r->window = cmd->base;
+            r->window_bytes = cmd->bytes;
+            s->seen_submits--;
+        }
+}
+
+static void link_up(struct hrd_agent *a, const struct command *cmd)
+{
+    struct alink *l = xalloc(1, sizeof(*l));
+    l->a = a;
+    l->peer = cmd->id;
+    snprintf(l->name, sizeof(l->name), "%s", cmd->text);
+    l->next = a->links;
+    a->links = l;
+    l->link = cmd->tp->open(cmd->conn, &a->poller, &hrd_frames_handler, l);
+    if (l->link) {
+        l->nstreams = l->link->nstreams;
+        return;
+    }
+    snprintf(l->why, sizeof(l->why), "the %s link to node %s could not be opened: %s", cmd->tp->name, l->name,
+             strerror(errno));
+    l->lost = true;
+    a->links_to_close = true;
+}
+
+static void link_down(struct hrd_agent *a, const struct command *cmd)
+{
+    struct alink *l = a->links;
+    while (l && l->peer != cmd->id)
+        l = l->next;
+    if (!l) { /* it was lost at the same time and LINK_LOST is on its way; the answer is still owed */
+        hrd_agent_emit(a, HRD_EV_LINK_GONE, 0, 0, cmd->id, HRP_PEER_LOST, cmd->text);
+        return;
+    }
+    if (!l->lost)
+        snprintf(l->why, sizeof(l->why), "%s", cmd->text);
+    l->dropped = true;
+    a->links_to_close = true;
+}
+
+static void comm_fail(struct hrd_agent *a, const struct command *cmd)
+{
+    struct acomm *c = hrd_agent_comm(a, cmd->comm);
+    if (!c)
+        return;
+    hrd_comm_fail(c, cmd->id, cmd->tell, "%s", cmd->text);
+    hrd_comm_settle(c);
+}
+
+static void comm_leave(struct hrd_agent *a, const struct command *cmd)
+{
+    struct acomm *c = hrd_agent_comm(a, cmd->comm);
+    for (uint32_t i = 0; c && i < c->nlocal; i++)
+        if (c->local[i].rank == cmd->id) {
+            hrd_comm_leave(c, &c->local[i]);
+            return;
+        }
+}
+
+static void snapshot_comm(const struct acomm *c, struct hrd_snapshot_comm *out, uint64_t now)
+{
+    *out = c->stat;
+    out->comm = c->id;
+    out->nranks = c->nranks;
+    out->nnodes = c->nnodes;
+    out->node = c->node;
+    out->nlocal = c->nlocal;
+    out->status = c->status;
+    out->last_op_age_ms = c->last_done_ns ? (now - c->last_done_ns) / 1000000 : UINT64_MAX;
+    for (const struct aop *op = c->ops; op; op = op->next)
+        if (op->state != OP_DONE && op->start_ns) {
+            out->op_oldest = op->op;
+            out->op_age_ms = (now - op->start_ns) / 1000000;
+            break;
+        }
+}
+
+static void query(struct hrd_agent *a, uint64_t token)
+{
+    struct hrd_snapshot *s = xalloc(1, sizeof(*s));
+    s->arena_bytes = hrd_arena_size(a->arena);
+    s->arena_used = hrd_arena_used(a->arena);
+    s->threads = a->cfg.threads;
+    snprintf(s->simd, sizeof(s->simd), "%s", hrk_level_name(hrk_get_level()));
+    for (struct acomm *c = a->comms; c; c = c->next) {
+        s->ncomms++;
+        s->arena_reserved += c->reserve_send_bytes;
+        for (uint32_t n = 0; n < c->nnodes; n++)
+            s->arena_reserved += c->reserve_recv_bytes[n];
+    }
+    for (struct alink *l = a->links; l; l = l->next)
+        s->nlinks++;
+    for (struct asession *x = a->sessions; x; x = x->next)
+        s->nsessions++;
+    s->comm = xalloc(s->ncomms, sizeof(*s->comm));
+    s->link = xalloc(s->nlinks, sizeof(*s->link));
+    uint32_t i = 0;
+    for (struct acomm *c = a->comms; c; c = c->next)
+        snapshot_comm(c, &s->comm[i++], a->now);
+    i = 0;
+    for (struct alink *l = a->links; l; l = l->next) {
+        struct hrd_snapshot_link *o = &s->link[i++];
+        o->peer = l->peer;
+        snprintf(o->name, sizeof(o->name), "%s", l->name);
+        if (!l->link)
+            continue;
+        o->nstreams = l->nstreams;
+        snprintf(o->transport, sizeof(o->transport), "%s", l->link->tp->name);
+        snprintf(o->detail, sizeof(o->detail), "%s", l->link->detail);
+        o->tx_bytes = l->link->tx_bytes;
+        o->rx_bytes = l->link->rx_bytes;
+        o->tx_frames = l->link->tx_frames;
+        o->rx_frames = l->link->rx_frames;
+    }
+    struct hrd_event *ev = xalloc(1, sizeof(*ev));
+    ev->type = HRD_EV_SNAPSHOT;
+    ev->token = token;
+    ev->snapshot = s;
+    pthread_mutex_lock(&a->event_lock);
+    if (a->event_last)
+        a->event_last->next = ev;
+    else
+        a->event_first = ev;
+    a->event_last = ev;
+    pthread_mutex_unlock(&a->event_lock);
+    uint64_t one = 1;
+    while (write(a->event_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+        ;
+}
+
+void hrd_snapshot_free(struct hrd_snapshot *s)
+{
+    if (!s)
+        return;
+    free(s->comm);
+    free(s->link);
+    free(s);
+}
+
+static void spec_free(struct hrd_comm_spec *s)
+{
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < s->nnodes; i++)
+        free((char *)(uintptr_t)s->node_name[i]);
+    free((void *)(uintptr_t)s->node_name);
+    free((void *)(uintptr_t)s->node_of_rank);
+    free((void *)(uintptr_t)s->peer_of_node);
+    free((void *)(uintptr_t)s->local);
+    free(s);
+}
+
+static void run(struct hrd_agent *a, struct command *cmd)
+{
+    switch (cmd->type) {
+    case CMD_SESSION_ADD:
+        session_add(a, cmd);
+        break;
+    case CMD_SESSION_END:
+        session_end(a, cmd);
+        break;
+    case CMD_BUFFER_ADD:
+        buffer_add(a, cmd);
+        break;
+    case CMD_BUFFER_DROP:
+        buffer_drop(a, cmd);
+        break;
+    case CMD_WINDOW_ADD:
+        window_add(a, cmd);
+        break;
+    case CMD_LINK_UP:
+        link_up(a, cmd);
+        break;
+    case CMD_LINK_DOWN:
+        link_down(a, cmd);
+        break;
+    case CMD_COMM_ADD:
+        hrd_comm_add(a, cmd->spec);
+        break;
+    case CMD_COMM_FAIL:
+        comm_fail(a, cmd);
+        break;
+    case CMD_COMM_LEAVE:
+        comm_leave(a, cmd);
+        break;
+    case CMD_QUERY:
+        query(a, cmd->bytes);
+        break;
+    }
+}
+
+void hrd_agent_run_commands(struct hrd_agent *a)
+{
+    pthread_mutex_lock(&a->command_lock);
+    struct command *cmd = a->command_first;
+    a->command_first = a->command_last = NULL;
+    atomic_store_explicit(&a->command_any, false, memory_order_relaxed);
+    pthread_mutex_unlock(&a->command_lock);
+    while (cmd) {
+        struct command *next = cmd->next;
+        run(a, cmd);
+        spec_free(cmd->spec);
+        free(cmd->text);
+        free(cmd);
+        cmd = next;
+    }
+}

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT */
+/* What goes to and comes from the agents of other nodes, whatever the transport. */
+#include "daemon/agent/types.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- send -------------------------------------------------------------------------------------------------- */
+
+struct hrp_frame hrd_frame(const struct acomm *c, uint8_t type, uint64_t op)
+{
+    return (struct hrp_frame){
+        .magic = HRP_FRAME_MAGIC, .type = type, .comm = c->id, .op = op, .watermark = c->done_wm};
+}
+
+void hrd_frames_queue(struct alink *l, struct hrd_tx *tx)
+{
+    l->link->tp->send(l->link, tx);
+    l->dirty = true;
+}
+
+/* A frame that nobody waits for; it owns its text. */
+struct note {
+    struct hrd_tx tx;
+    char text[];
+};
+
+static void note_done(struct hrd_tx *tx, int err)
+{
+    (void)err; /* a lost link is reported by itself */
+    free(tx->owner);
+}
+
+static void send_note(struct alink *l, unsigned stream, const struct hrp_frame *f, const char *text)
+{
+    if (!l || !l->link)
+        return;
+    size_t len = text ? strnlen(text, HRP_FRAME_TEXT) : 0;
+    struct note *n = xalloc(1, sizeof(*n) + len);
+    n->tx = (struct hrd_tx){.frame = *f, .payload = n->text, .stream = stream, .done = note_done, .owner = n};
+    n->tx.frame.len = (uint32_t)len;
+    if (len)
+        memcpy(n->text, text, len);
+    hrd_frames_queue(l, &n->tx);
+}
+
+void hrd_frames_send(struct acomm *c, uint32_t node, unsigned stream, const struct hrp_frame *f,
+                     const char *text)
+{
+    c->told_wm[node] = f->watermark;
+    if (f->type == HRP_FRAME_CREDIT || f->type == HRP_FRAME_WATERMARK)
+        c->stat.tx_bytes += sizeof(*f);
+    send_note(c->link[node], stream, f, text);
+}
+
+void hrd_frames_send_all(struct acomm *c, const struct hrp_frame *f, const char *text)
+{
+    for (uint32_t n = 0; n < c->nnodes; n++)
+        hrd_frames_send(c, n, 0, f, text);
+}
+
+static void send_marks(struct alink *l, const struct hrp_frame *f)
+{
+    for (unsigned s = 0; l && l->link && s < l->nstreams; s++)
+        send_note(l, s, f, NULL);
+}
+
+void hrd_frames_send_marks(struct acomm *c, uint8_t type, uint64_t op)
+{
+    struct hrp_frame f = hrd_frame(c, type, op);
+    for (uint32_t n = 0; n < c->nnodes; n++)
+        send_marks(c->link[n], &f);
+}
+
+void hrd_frames_answer_orphan(struct alink *l, uint64_t comm)
+{
+    struct hrp_frame f = {.magic = HRP_FRAME_MAGIC, .type = HRP_FRAME_COMM_MARK, .comm = comm};
+    send_marks(l, &f);
+}
+
+/* ---- receive ----------------------------------------------------------------------------------------------- */
+
+uint32_t hrd_frames_node(const struct acomm *c, const struct alink *l)
+{
+    for (uint32_t n = 0; n < c->nnodes; n++)
+        if (c->link[n] == l)
+            return n;
+    return HRD_NONE;
+}
+
+static void *place_eager(struct acomm *c, uint32_t node, const struct hrp_frame *f, const char **why)
+{
+    struct aeager *e = &c->eager[node * HRP_EAGER_SLOTS + f->op % HRP_EAGER_SLOTS];
+    if (f->len > c->env.eager_limit) {
+        *why = "an eager message larger than eager_limit";
+        return NULL;
+    }
+    if (f->op <= c->done_wm || f->op > c->done_wm + HRP_EAGER_SLOTS || (e->op == f->op && e->arrived)) {
+        *why = "an eager message into a slot that is in use";
+        return NULL;
+    }
+    e->op = f->op;
+    e->arrived = false;
+    e->frame = *f;
+    return hrd_arena_at(c->a->arena,
+                        c->eager_off[node] + (f->op % HRP_EAGER_SLOTS) * (uint64_t)c->env.eager_limit);
+}
+
+static void *frame_place(struct hrd_link *link, const struct hrp_frame *f, const char **why)
+{
+    struct alink *l = link->owner;
+    if (f->type != HRP_FRAME_DATA && f->type != HRP_FRAME_EAGER)
+        return l->text;
+    struct acomm *c = hrd_agent_comm(l->a, f->comm);
+    uint32_t node = c ? hrd_frames_node(c, l) : HRD_NONE;
+    if (node == HRD_NONE) {
+        *why = "data for a communicator that does not exist here";
+        return NULL;
+    }
+    if (f->type == HRP_FRAME_EAGER)
+        return place_eager(c, node, f, why);
+    struct astep *st = hrd_pipeline_place(c, node, f, why);
+    return st ? st->mem : NULL;
+}
+
+static int eager_arrived(struct acomm *c, uint32_t node, const struct hrp_frame *f, const char **why)
+{
+    if (f->len == 0 && !place_eager(c, node, f, why))
+        return -1;
+    struct aeager *e = &c->eager[node * HRP_EAGER_SLOTS + f->op % HRP_EAGER_SLOTS];
+    e->arrived = true;
+    hrd_pipeline_eager_arrived(c, node, e);
+    return 0;
+}
+
+static int handle(struct alink *l, struct acomm *c, uint32_t node, const struct hrp_frame *f, void *payload,
+                  const char **why)
+{
+    hrd_pipeline_watermark(c, node, f->watermark);
+    switch (f->type) {
+    case HRP_FRAME_DATA:
+        c->stat.rx_bytes += sizeof(*f) + f->len;
+        return hrd_pipeline_data_arrived(c, node, f, why);
+    case HRP_FRAME_EAGER:
+        c->stat.rx_bytes += sizeof(*f) + f->len;
+        return eager_arrived(c, node, f, why);
+    case HRP_FRAME_CREDIT:
+        c->stat.rx_bytes += sizeof(*f);
+        hrd_pipeline_credit(c, node, f);
+        return 0;
+    case HRP_FRAME_WATERMARK:
+        c->stat.rx_bytes += sizeof(*f);
+        return 0;
+    case HRP_FRAME_RANK_LEFT:
+        hrd_comm_rank_left(c, f->rank, f->op);
+        return 0;
+    default: {
+        /* Frames with text run on stream 0 alone, so the link's one buffer holds exactly this one's. */
+        char *text = l->text;
+        text[payload ? f->len : 0] = '\0';
+        hrd_abort_frame(c, node, f, text);
+        return 0;
+    }
+    }
+}
+
+static int frame_arrived(struct hrd_link *link, unsigned stream, const struct hrp_frame *f, void *payload,
+                         const char **why)
+{
+    struct alink *l = link->owner;
+    struct acomm *c = hrd_agent_comm(l->a, f->comm);
+    uint32_t node = c ? hrd_frames_node(c, l) : HRD_NONE;
+    if (stream != 0 && payload == l->text) {
+        *why = "a failure frame outside of stream 0";
+        return -1;
+    }
+    if (node == HRD_NONE) {
+        if (f->type == HRP_FRAME_DATA || f->type == HRP_FRAME_EAGER) {
+            *why = "data for a communicator that does not exist here";
+            return -1;
+        }
+        l->text[payload ? f->len : 0] = '\0';
+        hrd_comm_orphan(l->a, l, f, l->text);
+        return 0;
+    }
+    int err = handle(l, c, node, f, payload, why);
+    hrd_comm_settle(c);
+    return err;
+}
+
+static void link_lost(struct hrd_link *link, const char *why)
+{
+    struct alink *l = link->owner;
+    if (l->lost)
+        return;
+    l->lost = true;
+    snprintf(l->why, sizeof(l->why), "node %s is lost: %s over %s broke (%s)", l->name, link->tp->name,
+             link->detail, why);
+    l->a->links_to_close = true;
+}
+
+const struct hrd_link_handler hrd_frames_handler = {
+    .place = frame_place,
+    .arrived = frame_arrived,
+    .lost = link_lost,
+};
