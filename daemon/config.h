@@ -72,11 +72,11 @@ void hrd_config_defaults(struct hrd_config *c);
  */
 int hrd_config_load(struct hrd_config *c, const char *path, hrd_config_report *report, void *ctx);
 /* One key; 0, or -EINVAL with a sentence. Does not check keys against each other. */
-int hrd_config_set(struct hrd_config *c, const char *key, const char *value, char *err, size_t errlen);
+int hrd_config_set(struct hrd_config *c, const char *name, const char *value, char *err, size_t errlen);
 /* What one key alone cannot know (unit_min above unit_size, ...). Returns the number of problems. */
 int hrd_config_check(const struct hrd_config *c, hrd_config_report *report, void *ctx);
 /* The value of a key as it would stand in the file; NULL for an unknown key. Returns buf. */
-const char *hrd_config_get(const struct hrd_config *c, const char *key, char *buf, size_t len);
+const char *hrd_config_get(const struct hrd_config *c, const char *name, char *buf, size_t len);
 
 /* Takes over what SIGHUP may change; report gets the name of each key that differs but needs a restart.
    Returns how many keys were taken over. */

@@ -102,7 +102,11 @@ unsigned hrd_peers_own_addrs(struct hrd_daemon *d, struct hrp_addr *out, unsigne
 void hrd_status_reply(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie);
 void hrd_path_reply(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie, uint32_t slot);
 void hrd_status_event(struct hrd_daemon *d, struct hrd_event *ev); /* SNAPSHOT */
-/* Additions of the other parts to the status document; each returns a new JSON reference. */
+/*
+ * Additions of the other parts to the status document; each returns a new reference to a JSON array of objects.
+ * status.c joins them with the agent's figures by "comm" (16 hex digits, members) and "peer" (the number, peers),
+ * and shows objects with a "uid" only to that user and to root.
+ */
 struct json_t *hrd_sessions_json(struct hrd_daemon *d);
 struct json_t *hrd_members_json(struct hrd_daemon *d);
 struct json_t *hrd_peers_json(struct hrd_daemon *d);

@@ -29,9 +29,13 @@ static int journal = -1; /* datagram socket connected to the journal */
 static bool stderr_is_journal(const struct stat *st)
 {
     const char *env = getenv("JOURNAL_STREAM");
-    uintmax_t dev, ino;
-    if (!env || sscanf(env, "%" SCNuMAX ":%" SCNuMAX, &dev, &ino) != 2)
+    char *end;
+    if (!env)
         return false;
+    unsigned long long dev = strtoull(env, &end, 10);
+    if (end == env || *end != ':')
+        return false;
+    unsigned long long ino = strtoull(end + 1, NULL, 10);
     return st->st_dev == (dev_t)dev && st->st_ino == (ino_t)ino;
 }
 
