@@ -105,7 +105,8 @@ void hrd_status_event(struct hrd_daemon *d, struct hrd_event *ev); /* SNAPSHOT *
 /*
  * Additions of the other parts to the status document; each returns a new reference to a JSON array of objects.
  * status.c joins them with the agent's figures by "comm" (16 hex digits, members) and "peer" (the number, peers),
- * and shows objects with a "uid" only to that user and to root.
+ * and shows objects with a "uid" only to that user and to root. A comm has "nodes": an array by node index of
+ * {"name", "peer" (its number; absent for this node), "ranks" (how many)}, from which the path report is made.
  */
 struct json_t *hrd_sessions_json(struct hrd_daemon *d);
 struct json_t *hrd_members_json(struct hrd_daemon *d);
