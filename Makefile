@@ -143,6 +143,7 @@ CLIENT_SRC := $(sort $(wildcard client/*.c))
 PERF_SRC := $(sort $(wildcard client/perf/*.c))
 EXAMPLE_SRC := $(sort $(wildcard client/examples/*.c))
 TESTLIB_SRC := $(sort $(wildcard tests/lib/*.c))
+SIM_SRC := $(sort $(wildcard tests/sim/*.c))
 UNIT_SRC := $(sort $(wildcard tests/unit/test_*.c))
 JOB_TEST_SRC := $(sort $(wildcard tests/cluster/*.c tests/fault/*.c))
 BENCH_SRC := $(sort $(wildcard tests/bench/*.c))
@@ -153,7 +154,7 @@ MPICC := $(shell command -v mpicc 2>/dev/null)
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 
 ALL_SRC := $(PROTO_SRC) $(KERNELS_SRC) $(DAEMON_SRC) $(CTL_SRC) $(CLIENT_SRC) $(PERF_SRC) $(EXAMPLE_SRC) \
-           $(TESTLIB_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC)
+           $(TESTLIB_SRC) $(SIM_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC)
 
 PARTS := $(if $(PROTO_SRC),proto) $(if $(KERNELS_SRC),kernels) $(if $(DAEMON_SRC),daemon)
 HREDUCED := $(if $(wildcard daemon/main.c),$(BUILD)/hreduced)
@@ -211,6 +212,7 @@ $(eval $(call archive,ctl,$(call objs,$(filter-out %/main.c,$(CTL_SRC)))))
 $(eval $(call archive,client,$(call objs,$(CLIENT_SRC))))
 $(eval $(call archive,perf,$(call objs,$(filter-out %/main.c,$(PERF_SRC)))))
 $(eval $(call archive,test,$(call objs,$(TESTLIB_SRC))))
+$(eval $(call archive,sim,$(call objs,$(SIM_SRC))))
 
 lib = $(patsubst %,$(BUILD)/obj/lib%.a,$(1))
 group = -Wl,--start-group $(call lib,$(1)) -Wl,--end-group
@@ -253,7 +255,7 @@ $(EXAMPLES): $(BUILD)/examples/%: $(BUILD)/obj/client/examples/%.o $(BUILD)/libh
 
 # ---------------------------------------------------------------- rules: test programs
 
-UNIT_PARTS := test daemon ctl client perf kernels gpukernels proto
+UNIT_PARTS := test sim daemon ctl client perf kernels gpukernels proto
 $(UNIT_TESTS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
 	@mkdir -p $(@D)
 	$(call quiet,LD)$(link) $< $(call group,$(UNIT_PARTS)) -lcmocka $(DAEMON_LIBS)

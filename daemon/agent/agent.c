@@ -177,6 +177,8 @@ static void turn(struct hrd_agent *a)
         close_lost_links(a);
     if (a->now >= a->next_tick)
         tick(a);
+    if (a->sessions_to_end)
+        hrd_agent_end_sessions(a);
 }
 
 static void set_asleep(struct hrd_agent *a, uint32_t asleep)
@@ -191,7 +193,8 @@ static int anything_new(struct hrd_agent *a)
 {
     if (a->engine->table->arm(a->engine, 1))
         return 1;
-    if (atomic_load_explicit(&a->command_any, memory_order_seq_cst) || a->work_to_admit || a->links_to_close)
+    if (atomic_load_explicit(&a->command_any, memory_order_seq_cst) || a->work_to_admit ||
+        a->links_to_close || a->sessions_to_end)
         return 1;
     for (struct asession *s = a->sessions; s; s = s->next)
         if (!s->ending && !s->faulted &&

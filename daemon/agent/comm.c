@@ -331,8 +331,7 @@ static void let_ranks_go(struct acomm *c)
         c->nleft++;
         unlink_rank(r);
         hrd_agent_emit(c->a, HRD_EV_COMM_LEFT, s ? s->sid : 0, c->id, r->rank, 0, NULL);
-        if (s)
-            hrd_agent_session_try_end(s);
+        c->a->sessions_to_end = true;
     }
 }
 

@@ -162,24 +162,31 @@ static void session_add(struct hrd_agent *a, const struct command *cmd)
         hrd_session_fault(s, "cannot watch the session's doorbell: %s", strerror(errno));
 }
 
-void hrd_agent_session_try_end(struct asession *s)
+static void session_free(struct asession *s)
 {
-    if (!s->ending || s->ranks)
-        return;
-    struct hrd_agent *a = s->a;
-    hrd_poller_del(&a->poller, &s->doorbell);
+    hrd_poller_del(&s->a->poller, &s->doorbell);
     for (unsigned i = 0; i < BUFFER_BUCKETS; i++)
         while (s->buffer[i]) {
             struct abuffer *b = s->buffer[i];
             s->buffer[i] = b->next;
             free(b);
         }
-    struct asession **ps = &a->sessions;
-    while (*ps != s)
-        ps = &(*ps)->next;
-    *ps = s->next;
-    hrd_agent_emit(a, HRD_EV_SESSION_GONE, s->sid, 0, 0, 0, NULL);
     free(s);
+}
+
+void hrd_agent_end_sessions(struct hrd_agent *a)
+{
+    a->sessions_to_end = false;
+    for (struct asession **ps = &a->sessions; *ps;) {
+        struct asession *s = *ps;
+        if (!s->ending || s->ranks) {
+            ps = &s->next;
+            continue;
+        }
+        *ps = s->next;
+        hrd_agent_emit(a, HRD_EV_SESSION_GONE, s->sid, 0, 0, 0, NULL);
+        session_free(s);
+    }
 }
 
 static void session_end(struct hrd_agent *a, const struct command *cmd)
@@ -196,7 +203,7 @@ static void session_end(struct hrd_agent *a, const struct command *cmd)
         hrd_comm_fail(c, HRP_RANK_LOST, true, "rank %u on node %s: %s", r->rank, a->node_name, cmd->text);
         hrd_comm_leave(c, r);
     }
-    hrd_agent_session_try_end(s);
+    a->sessions_to_end = true;
 }
 
 static void buffer_add(struct hrd_agent *a, const struct command *cmd)

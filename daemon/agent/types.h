@@ -128,6 +128,7 @@ struct aop {
     uint64_t next_unit;  /* first one not admitted */
     struct aunit *units; /* admitted and not complete, ascending */
     unsigned works, txs; /* in flight */
+    bool touched;        /* some output may have been written */
     /* failure, see abort.c */
     bool reported; /* to node 0 */
     bool marked;   /* OP_MARK sent to everyone */
@@ -279,7 +280,7 @@ struct hrd_agent {
     struct acomm *comms;
     struct aorphan *orphans;
     struct acomm *bucket[COMM_BUCKETS];
-    bool links_to_close, work_to_admit;
+    bool links_to_close, work_to_admit, sessions_to_end;
     unsigned busy; /* something moved in this turn */
 };
 
@@ -308,9 +309,10 @@ void hrd_agent_emit(struct hrd_agent *a, enum hrd_event_type type, uint64_t sid,
                     uint32_t status, const char *text);
 struct acomm *hrd_agent_comm(struct hrd_agent *a, uint64_t id);
 struct asession *hrd_agent_session(struct hrd_agent *a, uint64_t sid);
-void hrd_agent_session_try_end(struct asession *s);
 
 /* commands.c */
+/* Frees sessions that are ending and have no rank left: SESSION_GONE. */
+void hrd_agent_end_sessions(struct hrd_agent *a);
 void hrd_agent_run_commands(struct hrd_agent *a);
 
 /* ingest.c */

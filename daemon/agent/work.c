@@ -68,9 +68,10 @@ static uint32_t piece_sources(const struct aop *op, const struct hrd_piece *p, u
 }
 
 /* The local outputs that a piece of the result goes to. */
-static void piece_sinks(const struct aop *op, const struct hrd_piece *p, uint64_t off, struct hrd_work *w)
+static void piece_sinks(struct aop *op, const struct hrd_piece *p, uint64_t off, struct hrd_work *w)
 {
     struct acomm *c = op->c;
+    op->touched = true;
     if (op->sig.coll == HRP_REDUCE_SCATTER) {
         struct arank *r = local_rank(c, p->segment);
         if (r)
@@ -248,7 +249,7 @@ static void nan_done(struct hrd_work *w)
 unsigned hrd_work_nan(struct aop *op)
 {
     struct acomm *c = op->c;
-    if (!op->next_unit || op->sig.dtype > HRP_BF16)
+    if (!op->touched || op->sig.dtype > HRP_BF16)
         return 0;
     unsigned count = 0;
     uint64_t n = op->sig.count * (op->sig.coll == HRP_ALL_GATHER ? c->nranks : 1);
