@@ -51,32 +51,30 @@ uint16_t hrd_schedule_nblocks(unsigned algo, unsigned coll, uint32_t nnodes)
     return whole && !by_node ? 1 : (uint16_t)nnodes;
 }
 
-/* Makes room for one element more; the arrays double. */
-static bool grow(struct sched_build *b, void *array, uint32_t *cap, uint32_t used, size_t size)
+/* The array with room for one element more (they double), or NULL when there is an error; then it is as it was. */
+static void *grow(struct sched_build *b, void *array, uint32_t *cap, uint32_t used, size_t size)
 {
     if (b->err != 0)
-        return false;
+        return NULL;
     if (used < *cap)
-        return true;
+        return array;
     uint32_t want = *cap ? *cap * 2 : 64;
-    void *old;
-    memcpy(&old, array, sizeof(old));
-    void *p = realloc(old, want * size);
-    if (p == NULL) {
+    void *p = realloc(array, want * size);
+    if (p == NULL)
         b->err = -ENOMEM;
-        return false;
-    }
-    memcpy(array, &p, sizeof(p));
-    *cap = want;
-    return true;
+    else
+        *cap = want;
+    return p;
 }
 
 static struct hrd_step *add_step(struct sched_build *b, unsigned kind, uint32_t block, unsigned value)
 {
     struct hrd_schedule *s = b->s;
-    if (!grow(b, &s->steps, &b->cap_steps, s->nsteps, sizeof(*s->steps)))
+    struct hrd_step *steps = grow(b, s->steps, &b->cap_steps, s->nsteps, sizeof(*steps));
+    if (steps == NULL)
         return NULL;
-    struct hrd_step *step = &s->steps[s->nsteps++];
+    s->steps = steps;
+    struct hrd_step *step = &steps[s->nsteps++];
     *step = (struct hrd_step){.kind = (uint8_t)kind,
                               .value = (uint8_t)value,
                               .block = (uint16_t)block,
@@ -88,19 +86,27 @@ static struct hrd_step *add_step(struct sched_build *b, unsigned kind, uint32_t 
 static void add_list(struct sched_build *b, uint32_t index)
 {
     struct hrd_schedule *s = b->s;
-    if (grow(b, &s->list, &b->cap_list, s->nlist, sizeof(*s->list)))
-        s->list[s->nlist++] = index;
+    uint32_t *list = grow(b, s->list, &b->cap_list, s->nlist, sizeof(*list));
+    if (list == NULL)
+        return;
+    s->list = list;
+    list[s->nlist++] = index;
 }
 
 static uint32_t add_buf(struct sched_build *b, uint32_t block, unsigned value)
 {
     struct hrd_schedule *s = b->s;
     uint32_t cap = b->cap_bufs;
-    if (!grow(b, &s->buf_block, &cap, s->nbufs, sizeof(*s->buf_block)) ||
-        !grow(b, &s->buf_value, &b->cap_bufs, s->nbufs, sizeof(*s->buf_value)))
+    uint16_t *blocks = grow(b, s->buf_block, &cap, s->nbufs, sizeof(*blocks));
+    if (blocks == NULL)
         return HRD_NONE;
-    s->buf_block[s->nbufs] = (uint16_t)block;
-    s->buf_value[s->nbufs] = (uint8_t)value;
+    s->buf_block = blocks;
+    uint8_t *values = grow(b, s->buf_value, &b->cap_bufs, s->nbufs, sizeof(*values));
+    if (values == NULL)
+        return HRD_NONE;
+    s->buf_value = values;
+    blocks[s->nbufs] = (uint16_t)block;
+    values[s->nbufs] = (uint8_t)value;
     return s->nbufs++;
 }
 
@@ -242,30 +248,18 @@ void sb_fused(struct sched_build *b)
     }
 }
 
-/*
- * Calls fn for every distinct step that step i waits for. mark[p] == i+1 says that p was seen for i; marks of
- * other steps do not disturb, since each i has its own.
- */
+/* Calls fn for every step that step i waits for; the sb_ functions never name one twice. */
 typedef void waits_fn(struct hrd_schedule *s, uint32_t i, uint32_t p);
 
-static void each_wait(struct hrd_schedule *s, uint32_t i, uint32_t *mark, waits_fn *fn)
+static void each_wait(struct hrd_schedule *s, uint32_t i, waits_fn *fn)
 {
     const struct hrd_step *step = &s->steps[i];
-    if (step->src != HRD_NONE) {
-        mark[step->src] = i + 1;
+    if (step->src != HRD_NONE)
         fn(s, i, step->src);
-    }
-    for (unsigned part = 0; part < 2; part++) {
-        uint32_t first = part == 0 ? step->in_first : step->dep_first;
-        uint32_t count = part == 0 ? step->in_count : step->dep_count;
-        for (uint32_t k = first; k < first + count; k++) {
-            uint32_t p = s->list[k];
-            if (mark[p] == i + 1)
-                continue;
-            mark[p] = i + 1;
-            fn(s, i, p);
-        }
-    }
+    for (uint32_t k = 0; k < step->in_count; k++)
+        fn(s, i, s->list[step->in_first + k]);
+    for (uint32_t k = 0; k < step->dep_count; k++)
+        fn(s, i, s->list[step->dep_first + k]);
 }
 
 static void count_wait(struct hrd_schedule *s, uint32_t i, uint32_t p)
@@ -279,48 +273,53 @@ static void note_succ(struct hrd_schedule *s, uint32_t i, uint32_t p)
     s->list[s->steps[p].succ_first + s->steps[p].succ_count++] = i;
 }
 
+/* Gives each derived list its place behind what list[] holds; returns the new length. */
+static uint32_t place_lists(struct hrd_schedule *s)
+{
+    uint32_t at = s->nlist;
+    for (uint32_t i = 0; i < s->nsteps; i++)
+        each_wait(s, i, count_wait);
+    for (uint32_t i = 0; i < s->nsteps; i++) {
+        s->steps[i].succ_first = at;
+        at += s->steps[i].succ_count;
+        s->steps[i].succ_count = 0; /* counted again as they are written */
+    }
+    for (uint32_t p = 0; p < s->key.nnodes; p++) {
+        s->sends[p].first = at;
+        at += s->sends[p].count;
+        s->recvs[p].first = at;
+        at += s->recvs[p].count;
+    }
+    return at;
+}
+
+static void write_lists(struct hrd_schedule *s)
+{
+    for (uint32_t i = 0; i < s->nsteps; i++) {
+        const struct hrd_step *step = &s->steps[i];
+        each_wait(s, i, note_succ);
+        if (step->kind != HRD_STEP_SEND && step->kind != HRD_STEP_RECV)
+            continue;
+        const struct hrd_messages *m = step->kind == HRD_STEP_SEND ? s->sends : s->recvs;
+        s->list[m[step->peer].first + step->tag] = i;
+        if (step->round >= s->nrounds)
+            s->nrounds = (uint16_t)(step->round + 1);
+    }
+}
+
 /* Appends the derived lists (successors, messages by peer), whose sizes are known only now. */
 static int finish(struct sched_build *b)
 {
     struct hrd_schedule *s = b->s;
     if (b->err != 0)
         return b->err;
-    uint32_t *mark = calloc(s->nsteps, sizeof(*mark));
-    if (mark == NULL)
+    uint32_t length = place_lists(s);
+    uint32_t *list = realloc(s->list, (length ? length : 1) * sizeof(*list));
+    if (list == NULL)
         return -ENOMEM;
-    for (uint32_t i = 0; i < s->nsteps; i++)
-        each_wait(s, i, mark, count_wait);
-    uint32_t at = s->nlist;
-    for (uint32_t i = 0; i < s->nsteps; i++) {
-        s->steps[i].succ_first = at;
-        at += s->steps[i].succ_count;
-        s->steps[i].succ_count = 0;
-    }
-    for (uint32_t p = 0; p < b->n; p++) {
-        s->sends[p].first = at;
-        at += s->sends[p].count;
-        s->recvs[p].first = at;
-        at += s->recvs[p].count;
-    }
-    uint32_t *list = realloc(s->list, (at ? at : 1) * sizeof(*list));
-    if (list == NULL) {
-        free(mark);
-        return -ENOMEM;
-    }
     s->list = list;
-    s->nlist = at;
-    memset(mark, 0, s->nsteps * sizeof(*mark));
-    for (uint32_t i = 0; i < s->nsteps; i++) {
-        const struct hrd_step *step = &s->steps[i];
-        each_wait(s, i, mark, note_succ);
-        if (step->kind == HRD_STEP_SEND)
-            s->list[s->sends[step->peer].first + step->tag] = i;
-        else if (step->kind == HRD_STEP_RECV)
-            s->list[s->recvs[step->peer].first + step->tag] = i;
-        if ((step->kind == HRD_STEP_SEND || step->kind == HRD_STEP_RECV) && step->round >= s->nrounds)
-            s->nrounds = (uint16_t)(step->round + 1);
-    }
-    free(mark);
+    s->nlist = length;
+    write_lists(s);
     return 0;
 }
 

@@ -16,7 +16,7 @@ struct blocks {
 
 static int blocks_init(struct sched_build *b, struct blocks *k)
 {
-    k->local = malloc(2 * b->n * sizeof(*k->local));
+    k->local = malloc(2 * (size_t)b->n * sizeof(*k->local));
     if (k->local == NULL) {
         b->err = -ENOMEM;
         return -1;

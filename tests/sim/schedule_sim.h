@@ -115,8 +115,8 @@ static inline uint64_t sim_begin(struct sim *sim)
     uint64_t total = 0;
     sim->nevents = 0;
     sim->executed = 0;
-    sim->waits = calloc(sim->n, sizeof(*sim->waits));
-    sim->done = calloc(sim->n, sizeof(*sim->done));
+    sim->waits = calloc((size_t)sim->n + 1, sizeof(*sim->waits));
+    sim->done = calloc((size_t)sim->n + 1, sizeof(*sim->done));
     for (uint32_t i = 0; i < sim->n; i++) {
         const struct hrd_schedule *s = sim->sched[i];
         total += s->nsteps;

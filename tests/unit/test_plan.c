@@ -19,7 +19,7 @@ struct roster {
 
 static uint64_t seed = 7;
 
-enum map { MAP_CONTIGUOUS, MAP_ROUND_ROBIN, MAP_UNEQUAL, NMAPS };
+enum map { MAP_CONTIGUOUS, MAP_ROUND_ROBIN, MAP_UNEQUAL, MAP_HEAVY, NMAPS };
 
 static void roster_init(struct roster *r, uint32_t nnodes, uint32_t nranks, enum map map)
 {
@@ -41,6 +41,8 @@ static void roster_init(struct roster *r, uint32_t nnodes, uint32_t nranks, enum
             node = i % nnodes;
         else if (map == MAP_UNEQUAL) /* one rank everywhere, the others where chance has it */
             node = i < nnodes ? nnodes - 1 - i : (uint32_t)(sim_random(&seed) % (nnodes / 2 + 1)) % nnodes;
+        else if (map == MAP_HEAVY) /* all the others on one node */
+            node = i < nnodes ? i : 0;
         r->node_of_rank[i] = node;
         r->ranks_on_node[node]++;
     }
@@ -187,7 +189,7 @@ static void test_cover_large(void **state)
     for (unsigned i = 0; i < 3; i++) {
         for (unsigned coll = 0; coll < HRP_BARRIER; coll++) {
             roster_init(&r, 3, 7, MAP_UNEQUAL);
-            r.env.unit_bytes = i == 2 ? UINT64_C(1) << 34 : UINT64_C(256) << 20;
+            r.env.unit_bytes = i == 2 ? UINT64_C(1) << 37 : UINT64_C(256) << 20;
             struct hrp_sig sig = sig_of(coll, i == 1 ? HRP_I8 : HRP_F32, counts[i]);
             struct hrd_plan plan = plan_of(&r, &sig);
             assert_true(plan.nunits > 4);
@@ -285,7 +287,7 @@ static void test_bounds(void **state)
         if (i % 3 == 0)
             sig.count %= 300;
         struct hrd_plan plan = plan_of(&r, &sig);
-        uint32_t me = (uint32_t)(sim_random(&seed) % n);
+        uint32_t me = (uint32_t)(i % 2 ? 0 : sim_random(&seed) % n);
         struct sizes z = sizes_of(&r, &sig, &plan, 0, me);
         if (plan.eager) {
             assert_int_equal(plan.algo, HRD_ALGO_GATHER);
@@ -377,7 +379,7 @@ static void test_bytes_decide(void **state)
         uint32_t n = 2 + (uint32_t)(sim_random(&seed) % 31);
         roster_init(&r, n, n, MAP_ROUND_ROBIN);
         r.env.reproducible = sim_random(&seed) % 2;
-        r.env.eager_limit = 1 << 20;
+        r.env.eager_limit = sim_random(&seed) % 4 ? 1 << 20 : 0;
         r.env.latency_ns = UINT64_C(1) << (4 + sim_random(&seed) % 20);
         uint64_t bytes =
             ((UINT64_C(1) << sim_random(&seed) % 26) + sim_random(&seed) % 4096) & ~UINT64_C(511);
@@ -393,6 +395,52 @@ static void test_bytes_decide(void **state)
     }
     /* The rules above mean something only if the others are met at all. */
     assert_true(seen[HRD_ALGO_DIRECT] > 100 && seen[HRD_ALGO_GATHER] > 100 && seen[HRD_ALGO_TREE] > 10);
+}
+
+/* Eager and direct cross where latency saved and bytes paid are equal, however large the limit is. */
+static void test_model_decides(void **state)
+{
+    (void)state;
+    struct roster r;
+    roster_init(&r, 16, 16, MAP_CONTIGUOUS);
+    r.env.eager_limit = 4 << 20;
+    r.env.fold_rate = 1000000000000;
+    expect(&r, sig_of(HRP_ALL_REDUCE, HRP_F32, 1 << 8), HRD_ALGO_GATHER, 1);
+    /* 256 KiB at 5 GB/s: 15 times 52 us to all others against 2 x 15/16 times 52 us and two hops of 20 us more */
+    expect(&r, sig_of(HRP_ALL_REDUCE, HRP_F32, 1 << 16), HRD_ALGO_DIRECT, 0);
+    expect(&r, sig_of(HRP_BROADCAST, HRP_F32, 1 << 8), HRD_ALGO_GATHER, 1);
+    expect(&r, sig_of(HRP_BROADCAST, HRP_F32, 1 << 16), HRD_ALGO_DIRECT, 0);
+    struct hrp_sig sig = sig_of(HRP_ALL_REDUCE, HRP_F32, 16 << 18);
+    uint64_t slow, fast = plan_of(&r, &sig).model_ns;
+    r.env.bandwidth /= 2;
+    slow = plan_of(&r, &sig).model_ns;
+    assert_true(slow > fast * 3 / 2 && slow < fast * 2);
+}
+
+/* Units take turns between the two trees, so that together they load all nodes about alike. */
+static void test_tree_units(void **state)
+{
+    (void)state;
+    struct roster r;
+    for (uint32_t n = 4; n <= 32; n++) {
+        roster_init(&r, n, n, MAP_CONTIGUOUS);
+        r.env.reproducible = 0;
+        r.env.algo = HRD_ALGO_TREE;
+        struct hrp_sig sig = sig_of(HRP_ALL_REDUCE, HRP_F32, 4 << 18);
+        struct hrd_plan plan = plan_of(&r, &sig);
+        for (uint32_t me = 0; me < n; me++) {
+            uint64_t tx = 0, rx = 0;
+            for (uint64_t u = 0; u < plan.nunits; u++) {
+                struct hrd_schedule_key key = hrd_plan_key(&r.env, &sig, &plan, u, me);
+                assert_int_equal(key.variant, u % 2);
+                struct sizes z = sizes_of(&r, &sig, &plan, u, me);
+                tx += z.tx;
+                rx += z.rx;
+            }
+            assert_true(tx <= 2 * 4194304 + 2 * plan.slice * 4);
+            assert_true(rx <= 2 * 4194304 + 2 * plan.slice * 4);
+        }
+    }
 }
 
 /* Beyond eager messages auto never pays bytes for latency: gather only where it sends what direct sends. */
@@ -567,7 +615,8 @@ int main(void)
         cmocka_unit_test(test_bytes_decide), cmocka_unit_test(test_gather_is_small),
         cmocka_unit_test(test_plan_is_pure), cmocka_unit_test(test_wire_dtype),
         cmocka_unit_test(test_refusals),     cmocka_unit_test(test_roster_check),
-        cmocka_unit_test(test_replaced),
+        cmocka_unit_test(test_replaced),     cmocka_unit_test(test_model_decides),
+        cmocka_unit_test(test_tree_units),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "tests/sim/schedule_rules.h"
 #include "tests/sim/schedule_sim.h"
 
 #define MAX_N 64
@@ -185,144 +186,7 @@ static void arrive(struct sim *sim, uint32_t node, uint32_t recv)
 
 static const struct sim_ops symbolic = {engine, send_begin, send_end, arrive};
 
-/* ---------------------------------------------------------------- the rules a schedule keeps by itself */
-
-static int waits_for(const struct hrd_schedule *s, const struct hrd_step *step, uint32_t what)
-{
-    int found = step->src == what;
-    for (uint32_t k = 0; k < step->in_count; k++)
-        found |= s->list[step->in_first + k] == what;
-    for (uint32_t k = 0; k < step->dep_count; k++)
-        found |= s->list[step->dep_first + k] == what;
-    return found;
-}
-
-static int succeeds(const struct hrd_schedule *s, const struct hrd_step *step, uint32_t who)
-{
-    int found = 0;
-    for (uint32_t k = 0; k < step->succ_count; k++)
-        found += s->list[step->succ_first + k] == who;
-    return found;
-}
-
-static void check_list(const struct hrd_schedule *s, uint32_t i, uint32_t first, uint32_t count)
-{
-    assert_true(first <= s->nlist && count <= s->nlist - first);
-    for (uint32_t k = 0; k < count; k++)
-        assert_true(s->list[first + k] < i);
-}
-
-/* References point back, so that dependencies cannot go round; nwait and succ say the same as they do. */
-static void check_order(const struct hrd_schedule *s)
-{
-    uint64_t waits = 0, succs = 0;
-    for (uint32_t i = 0; i < s->nsteps; i++) {
-        const struct hrd_step *step = &s->steps[i];
-        check_list(s, i, step->in_first, step->in_count);
-        check_list(s, i, step->dep_first, step->dep_count);
-        assert_true(step->src == HRD_NONE || step->src < i);
-        assert_true(step->block < s->nblocks);
-        waits += step->nwait;
-        succs += step->succ_count;
-        for (uint32_t k = 0; k < step->succ_count; k++) {
-            uint32_t next = s->list[step->succ_first + k];
-            assert_true(next > i && next < s->nsteps);
-            assert_true(waits_for(s, &s->steps[next], i));
-            assert_int_equal(succeeds(s, step, next), 1);
-        }
-        if (step->src != HRD_NONE)
-            assert_int_equal(succeeds(s, &s->steps[step->src], i), 1);
-        for (uint32_t k = 0; k < step->in_count; k++)
-            assert_int_equal(succeeds(s, &s->steps[s->list[step->in_first + k]], i), 1);
-        for (uint32_t k = 0; k < step->dep_count; k++)
-            assert_int_equal(succeeds(s, &s->steps[s->list[step->dep_first + k]], i), 1);
-    }
-    assert_int_equal(waits, succs);
-}
-
-static int sent_from(const struct hrd_schedule *s, uint32_t i)
-{
-    int sends = 0;
-    for (uint32_t k = 0; k < s->steps[i].succ_count; k++) {
-        const struct hrd_step *next = &s->steps[s->list[s->steps[i].succ_first + k]];
-        sends += next->kind == HRD_STEP_SEND && next->src == i;
-    }
-    return sends;
-}
-
-/* A fold in place stands on exactly one input, a partial of the same block that nobody sends. */
-static void check_alias(const struct hrd_schedule *s, const struct hrd_step *fold)
-{
-    int over = 0;
-    for (uint32_t k = 0; k < fold->in_count; k++) {
-        uint32_t in = s->list[fold->in_first + k];
-        if (s->steps[in].kind == HRD_STEP_RECV || s->steps[in].buf != fold->buf)
-            continue;
-        over++;
-        assert_int_equal(sent_from(s, in), 0);
-        assert_int_equal(s->steps[in].block, fold->block);
-        assert_int_equal(s->steps[in].value, HRD_VALUE_PARTIAL);
-    }
-    assert_int_equal(over, 1);
-}
-
-static void check_buffers(const struct hrd_schedule *s)
-{
-    uint8_t *made = calloc(s->nbufs + 1, 1);
-    for (uint32_t i = 0; i < s->nsteps; i++) {
-        const struct hrd_step *step = &s->steps[i];
-        if (step->kind == HRD_STEP_FOLD && step->final)
-            assert_int_equal(step->buf != HRD_NONE, sent_from(s, i) > 0);
-        else if (step->kind == HRD_STEP_LOCAL || step->kind == HRD_STEP_FOLD)
-            assert_true(step->buf < s->nbufs);
-        else
-            assert_int_equal(step->buf, HRD_NONE);
-        if (step->buf == HRD_NONE)
-            continue;
-        assert_int_equal(s->buf_block[step->buf], step->block);
-        assert_int_equal(s->buf_value[step->buf], step->value);
-        if (step->kind == HRD_STEP_FOLD && !step->final)
-            check_alias(s, step);
-        else
-            assert_int_equal(made[step->buf]++, 0);
-    }
-    for (uint32_t i = 0; i < s->nbufs; i++)
-        assert_int_equal(made[i], 1);
-    free(made);
-}
-
-/* Whether step i waits, directly or through others, for the LOCAL step of its block. */
-static int after_local(const struct hrd_schedule *s, uint32_t i)
-{
-    const struct hrd_step *step = &s->steps[i];
-    int found = step->kind == HRD_STEP_LOCAL;
-    if (step->src != HRD_NONE)
-        found |= s->steps[step->src].block == step->block && after_local(s, step->src);
-    for (uint32_t k = 0; k < step->in_count + step->dep_count && !found; k++) {
-        uint32_t at = k < step->in_count ? step->in_first + k : step->dep_first + k - step->in_count;
-        found |= s->steps[s->list[at]].block == step->block && after_local(s, s->list[at]);
-    }
-    return found;
-}
-
-/* A block's output is written only after the local inputs of that block were read; and each RECV is used. */
-static void check_in_place(const struct hrd_schedule *s)
-{
-    uint8_t *has_local = calloc(s->nblocks, 1);
-    for (uint32_t i = 0; i < s->nsteps; i++)
-        if (s->steps[i].kind == HRD_STEP_LOCAL)
-            has_local[s->steps[i].block] = 1;
-    for (uint32_t i = 0; i < s->nsteps; i++) {
-        const struct hrd_step *step = &s->steps[i];
-        if ((step->kind == HRD_STEP_STORE || step->final) && has_local[step->block])
-            assert_true(after_local(s, i));
-        if (step->kind == HRD_STEP_RECV) {
-            assert_int_equal(step->nwait, 0);
-            assert_true(step->succ_count > 0);
-        }
-    }
-    free(has_local);
-}
+/* ---------------------------------------------------------------- what two nodes must agree on */
 
 /* What i sends to p is what p expects from i: as many, with the same tags, blocks and values, used once each. */
 static void check_messages(const struct world *w)
@@ -342,6 +206,7 @@ static void check_messages(const struct world *w)
                 assert_true(p != i && out->kind == HRD_STEP_SEND && in->kind == HRD_STEP_RECV);
                 assert_true(out->peer == p && in->peer == i && out->tag == t && in->tag == t);
                 assert_true(out->block == in->block && out->value == in->value && out->round == in->round);
+                assert_true(out->cover_first == in->cover_first && out->cover_count == in->cover_count);
             }
         }
         assert_int_equal(listed, sends);
@@ -491,9 +356,9 @@ static void try_key(unsigned algo, unsigned coll, uint32_t n, uint32_t root, uin
                                    .root_node = (uint16_t)root};
     world_open(&w, key);
     for (uint32_t i = 0; i < n; i++) {
-        check_order(w.sched[i]);
-        check_buffers(w.sched[i]);
-        check_in_place(w.sched[i]);
+        rules_order(w.sched[i]);
+        rules_buffers(w.sched[i]);
+        rules_in_place(w.sched[i]);
     }
     check_messages(&w);
     check_traffic(&w);
@@ -645,7 +510,7 @@ static void test_largest(void **state)
             .algo = algos[i], .coll = HRP_ALL_REDUCE, .nnodes = HRD_MAX_NODES, .me = 513};
         struct hrd_schedule *s;
         assert_int_equal(hrd_schedule_build(&key, &s), 0);
-        check_buffers(s);
+        rules_buffers(s);
         hrd_schedule_free(s);
     }
 }
