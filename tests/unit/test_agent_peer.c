@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: MIT */
+/* A peer that breaks the protocol on a data stream loses its link with a reason; nothing else notices. */
+#include "tests/sim/agents.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/transport_tcp.h"
+#include "proto/data.h"
+#include "proto/status.h"
+
+#define COMM 9u
+#define COUNT 100000u
+
+struct victim {
+    struct sim sim; /* one node with one rank */
+    int fd[2];      /* the test's end of its two streams */
+};
+
+static void victim_start(struct victim *v)
+{
+    static const uint32_t map[1] = {0};
+    struct sim_options o = {0};
+    sim_start(&v->sim, 1, 1, map, &o);
+    int theirs[2];
+    for (int i = 0; i < 2; i++) {
+        int pair[2];
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
+        theirs[i] = pair[0];
+        v->fd[i] = pair[1];
+    }
+    struct hrd_agent *a = v->sim.node[0].agent;
+    hrd_agent_link_up(a, 7, "evil", &hrd_transport_tcp, &hrd_tcp_conn_new(theirs, 2)->base);
+    static const uint32_t nodes[2] = {0, 1}, peers[2] = {HRD_NO_PEER, 7};
+    static const char *const names[2] = {"good", "evil"};
+    struct hrd_comm_rank local = {.rank = 0, .slot = 0, .sid = 1, .pid = 1};
+    struct hrd_comm_spec spec = {.comm = COMM,
+                                 .nranks = 2,
+                                 .nnodes = 2,
+                                 .nlocal = 1,
+                                 .node_of_rank = nodes,
+                                 .peer_of_node = peers,
+                                 .node_name = names,
+                                 .local = &local,
+                                 .eager_limit = 4096,
+                                 .unit_bytes = 256 << 10,
+                                 .unit_min_bytes = 64 << 10,
+                                 .latency_ns = 1000,
+                                 .bandwidth = 1000000000};
+    hrd_agent_comm_add(a, &spec);
+    for (int i = 0; i < 20000 && !v->sim.node[0].comms_ready; i++) {
+        sim_events(&v->sim);
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+    assert_int_equal(v->sim.node[0].comms_ready, 1);
+    assert_int_equal(v->sim.node[0].last_status, HRP_OK);
+}
+
+static void victim_stop(struct victim *v)
+{
+    for (int i = 0; i < 2; i++)
+        close(v->fd[i]);
+    sim_stop(&v->sim);
+}
+
+static void send_all(int fd, const void *p, size_t n)
+{
+    const char *at = p;
+    while (n > 0) {
+        ssize_t k = send(fd, at, n, MSG_NOSIGNAL);
+        if (k < 0 && errno == EAGAIN) {
+            struct pollfd pf = {.fd = fd, .events = POLLOUT};
+            assert_int_equal(poll(&pf, 1, 10000), 1);
+            continue;
+        }
+        if (k < 0)
+            return; /* the victim hung up, which is what it should do */
+        at += k;
+        n -= (size_t)k;
+    }
+}
+
+static struct hrp_frame frame(uint8_t type)
+{
+    return (struct hrp_frame){.magic = HRP_FRAME_MAGIC,
+                              .type = type,
+                              .comm = COMM,
+                              .op = 1,
+                              .sig = {.coll = HRP_ALL_REDUCE, .count = COUNT}};
+}
+
+/* Reads frames of the victim until a CREDIT comes. */
+static struct hrp_frame wait_credit(struct victim *v)
+{
+    for (;;) {
+        struct hrp_frame f;
+        struct pollfd pf = {.fd = v->fd[0], .events = POLLIN};
+        assert_int_equal(poll(&pf, 1, 10000), 1);
+        assert_int_equal(recv(v->fd[0], &f, sizeof(f), MSG_WAITALL), sizeof(f));
+        assert_int_equal(hrp_frame_check(&f), 0);
+        if (f.type == HRP_FRAME_CREDIT)
+            return f;
+        assert_int_equal(f.len, 0);
+    }
+}
+
+/* The comm failed because of the link, the session still answers, and a comm of its own node works. */
+static void expect_link_lost(struct victim *v, const char *words)
+{
+    struct sim_node *n = &v->sim.node[0];
+    for (int i = 0; i < 50000 && !n->links_lost; i++) {
+        sim_events(&v->sim);
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+    assert_int_equal(n->links_lost, 1);
+    assert_int_equal(n->comms_failed, 1);
+    assert_int_equal(n->last_status, HRP_PEER_LOST);
+    if (!strstr(n->last_text, words) || !strstr(n->last_text, "evil"))
+        fail_msg("'%s' does not say '%s' about evil", n->last_text, words);
+    struct sim_options o = {0};
+    assert_int_equal(sim_comm(&v->sim, 1234, 1, &o), HRP_OK);
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 10};
+    assert_int_equal(sim_wait(&v->sim, 0, 1, sim_post(&v->sim, 0, 1, &sig, 0, 0), NULL), HRP_OK);
+}
+
+enum kind {
+    BAD_MAGIC,
+    BAD_TYPE,
+    RESERVED,
+    DATA_WITHOUT_CREDIT,
+    WRONG_SLOT,
+    TOO_LONG,
+    WRONG_TAG,
+    TWICE,
+    WRONG_UNIT,
+    OTHER_COMM,
+    EAGER_TOO_LARGE,
+    EAGER_TOO_EARLY,
+    TEXT_TOO_LONG,
+    TEXT_ON_STREAM_1,
+    CLOSED,
+    CLOSED_IN_FRAME,
+    NKINDS,
+};
+
+static const char *const words[NKINDS] = {
+    "malformed", "malformed", "malformed",   "not granted", "wrong slot", "wrong length", "tag",    "twice",
+    "granted",   "exist",     "eager_limit", "slot",        "malformed",  "stream 0",     "closed", "closed"};
+
+static void misbehave(struct victim *v, enum kind kind)
+{
+    char *payload = calloc(1, 1 << 20);
+    struct hrp_frame f = frame(HRP_FRAME_DATA);
+    int stream = 1;
+    if (kind >= WRONG_SLOT && kind <= WRONG_UNIT) {
+        struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = COUNT};
+        sim_post(&v->sim, 0, 0, &sig, 0, 0);
+        struct hrp_frame credit = wait_credit(v);
+        f.slot = credit.slot;
+        f.unit = credit.unit;
+        f.sig = credit.sig;
+        f.len = COUNT * 4 / 4 / 2 / 64 *
+                64; /* a quarter of the op a unit, half of it a block, if planned like that */
+    }
+    switch (kind) {
+    case BAD_MAGIC:
+        f.magic++;
+        break;
+    case BAD_TYPE:
+        f.type = HRP_NFRAMES;
+        break;
+    case RESERVED:
+        f.reserved[1] = 1;
+        break;
+    case DATA_WITHOUT_CREDIT:
+        f.len = 100;
+        break;
+    case WRONG_SLOT:
+        f.slot += 64;
+        break;
+    case TOO_LONG:
+        f.len = 1 << 20;
+        break;
+    case WRONG_TAG:
+        f.tag = 17;
+        break;
+    case WRONG_UNIT:
+        f.unit = 100;
+        break;
+    case OTHER_COMM:
+        f.comm++;
+        f.len = 64;
+        break;
+    case EAGER_TOO_LARGE:
+        f.type = HRP_FRAME_EAGER;
+        f.len = 4097;
+        break;
+    case EAGER_TOO_EARLY:
+        f.type = HRP_FRAME_EAGER;
+        f.op = HRP_EAGER_SLOTS + 1;
+        f.len = 64;
+        break;
+    case TEXT_TOO_LONG:
+        f.type = HRP_FRAME_COMM_FAIL;
+        f.len = HRP_FRAME_TEXT + 1;
+        break;
+    case TEXT_ON_STREAM_1:
+        f.type = HRP_FRAME_COMM_FAIL;
+        f.len = 64;
+        break;
+    case CLOSED:
+        shutdown(v->fd[0], SHUT_RDWR);
+        break;
+    case CLOSED_IN_FRAME:
+        f.type = HRP_FRAME_EAGER;
+        f.len = 1000;
+        send_all(v->fd[0], &f, sizeof(f));
+        send_all(v->fd[0], payload, 500);
+        shutdown(v->fd[0], SHUT_RDWR);
+        break;
+    default:
+        break;
+    }
+    if (kind != CLOSED && kind != CLOSED_IN_FRAME)
+        for (int i = 0; i < (kind == TWICE ? 2 : 1); i++) {
+            send_all(v->fd[stream], &f, sizeof(f));
+            send_all(v->fd[stream], payload, f.len);
+        }
+    free(payload);
+}
+
+static void test_protocol_errors(void **state)
+{
+    (void)state;
+    for (enum kind k = 0; k < NKINDS; k++) {
+        struct victim *v = calloc(1, sizeof(*v));
+        victim_start(v);
+        misbehave(v, k);
+        if (k == TWICE) { /* lengths are the plan's affair: the first may be refused as too short already */
+            struct sim_node *n = &v->sim.node[0];
+            for (int i = 0; i < 50000 && !n->links_lost; i++) {
+                sim_events(&v->sim);
+                nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+            }
+            assert_int_equal(n->links_lost, 1);
+        } else {
+            expect_link_lost(v, words[k]);
+        }
+        victim_stop(v);
+        free(v);
+    }
+}
+
+static void test_random_bytes(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 40; round++) {
+        struct victim *v = calloc(1, sizeof(*v));
+        victim_start(v);
+        char noise[4096];
+        for (size_t i = 0; i < sizeof(noise); i++)
+            noise[i] = (char)rand();
+        if (round % 2) { /* a right header in front, so that the noise is taken for more than a wrong magic */
+            struct hrp_frame f = frame((uint8_t)(1 + rand() % (HRP_NFRAMES - 1)));
+            f.len = (uint32_t)rand() % 4096;
+            f.tag = (uint16_t)(rand() % 4);
+            f.op = (uint64_t)(rand() % 20);
+            send_all(v->fd[0], &f, sizeof(f));
+        }
+        send_all(v->fd[0], noise, sizeof(noise));
+        shutdown(v->fd[0], SHUT_WR);
+        struct sim_node *n = &v->sim.node[0];
+        for (int i = 0; i < 50000 && !n->links_lost; i++) {
+            sim_events(&v->sim);
+            nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+        }
+        assert_int_equal(n->links_lost, 1);
+        victim_stop(v);
+        free(v);
+    }
+}
+
+int main(void)
+{
+    srand((unsigned)time(NULL));
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_protocol_errors),
+        cmocka_unit_test(test_random_bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
