@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What two daemons say to each other on a TCP connection to the one peer port, before frames (data.h) flow.
+ * Little endian, like data.h. Every connection opens with three messages of fixed size:
+ *
+ *   dialer   -> acceptor   struct hrp_peer_hello
+ *   acceptor -> dialer     struct hrp_peer_reply     status HRP_OK, or a refusal in words and the end
+ *   dialer   -> acceptor   struct hrp_peer_confirm
+ *
+ * Nothing else is read or parsed before all three have passed, so that a keyed handshake fits into the
+ * reserved bytes: challenge and auth are sent as zero and ignored until then.
+ *
+ * A CONTROL connection then carries messages (struct hrp_peer_hdr + body), the acceptor's UP first. A DATA
+ * connection is stream i of a link and carries frames from here on; all streams of a link name the same
+ * random number `link`.
+ *
+ * Identity is the instance id, random at each start of a daemon. In addition each side numbers its
+ * relationship with another daemon (peer_no, never reused while it runs): a number that differs from what was
+ * heard before says that the other side has given up the old relationship.
+ *
+ * Versions: magic and major stay where they are for ever. Another major is refused with HRP_VERSION; minor
+ * versions may use reserved bytes, which are therefore not checked.
+ */
+#ifndef HRP_PEER_H
+#define HRP_PEER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/shm.h"
+#include "proto/wire.h"
+
+#define HRP_PEER_MAGIC 0x70657268u
+#define HRP_PEER_MAJOR 1u
+#define HRP_PEER_MINOR 0u
+#define HRP_PEER_NAME 72u        /* node name, NUL-terminated, rest zero */
+#define HRP_PEER_STREAMS_MAX 16u /* of one link */
+
+enum hrp_peer_role { HRP_PEER_CONTROL = 1, HRP_PEER_DATA = 2 };
+
+struct hrp_peer_hello {
+    uint32_t magic;
+    uint16_t major, minor;
+    uint8_t role;      /* enum hrp_peer_role */
+    uint8_t naddrs;    /* of addr in use, the others zero */
+    uint16_t port;     /* where the sender listens, host order like every number here */
+    uint16_t stream;   /* DATA: index; CONTROL: 0 */
+    uint16_t nstreams; /* DATA: streams of this link; CONTROL: how many the sender wants, 1..16 */
+    uint32_t peer_no;  /* DATA: the sender's number for the receiver; CONTROL: 0 */
+    uint32_t reserved0;
+    uint64_t link;                       /* DATA: nonzero; CONTROL: 0 */
+    uint8_t instance[16];                /* the sender's */
+    struct hrp_addr addr[HRP_MAX_ADDRS]; /* where the sender can be reached, best first */
+    char node[HRP_PEER_NAME];
+    uint8_t challenge[32];
+    uint8_t auth[192];
+    uint8_t reserved[72];
+};
+_Static_assert(sizeof(struct hrp_peer_hello) == 512, "layout");
+_Static_assert(offsetof(struct hrp_peer_hello, challenge) == 216, "layout");
+
+struct hrp_peer_reply {
+    uint32_t magic;
+    uint16_t major, minor;
+    uint32_t status;   /* enum hrp_status */
+    uint16_t port;     /* where the sender listens */
+    uint16_t nstreams; /* how many streams the sender wants in a link, 1..16 */
+    uint8_t instance[16];
+    uint8_t naddrs;
+    uint8_t reserved0[7];
+    struct hrp_addr addr[HRP_MAX_ADDRS];
+    char node[HRP_PEER_NAME];
+    char text[176]; /* status not HRP_OK: the sentence; NUL-terminated, rest zero */
+    uint8_t challenge[32];
+    uint8_t auth[96];
+};
+_Static_assert(sizeof(struct hrp_peer_reply) == 512, "layout");
+_Static_assert(offsetof(struct hrp_peer_reply, challenge) == 384, "layout");
+
+struct hrp_peer_confirm {
+    uint32_t magic;
+    uint32_t peer_no; /* the sender's number for the receiver, not 0 */
+    uint8_t auth[192];
+    uint8_t reserved[56];
+};
+_Static_assert(sizeof(struct hrp_peer_confirm) == 256, "layout");
+
+/* 0; -EPROTONOSUPPORT: another major version; -EPROTO: not ours, or a field out of its range. */
+int hrp_peer_hello_check(const struct hrp_peer_hello *h);
+int hrp_peer_reply_check(const struct hrp_peer_reply *r);
+int hrp_peer_confirm_check(const struct hrp_peer_confirm *c);
+
+/* ---- messages of a CONTROL connection --------------------------------------------------------------------
+ *
+ * "Root" is the daemon at which the ranks of a new communicator meet, "node" a daemon with ranks of it. The
+ * root may be a node of it or not.
+ */
+enum hrp_peer_type {
+    HRP_PEER_UP = 1,       /* acceptor, first message: its number for the dialer */
+    HRP_PEER_PING = 2,     /* once a second while the sender's agent turns; answered by PONG */
+    HRP_PEER_PONG = 3,     /* stamp of the PING */
+    HRP_PEER_BYE = 4,      /* the daemon stops; text: why */
+    HRP_PEER_JOIN = 5,     /* node -> root: a local rank wants to join */
+    HRP_PEER_REFUSE = 6,   /* root -> node: that join failed; status, text */
+    HRP_PEER_WITHDRAW = 7, /* node -> root: the rank of that join is gone; text: why */
+    HRP_PEER_ROSTER = 8,   /* root -> node: everyone is there; connect, reserve, vote */
+    HRP_PEER_VOTE = 9,     /* node -> root: status HRP_OK, or why not */
+    HRP_PEER_COMMIT = 10,  /* root -> node: every node voted HRP_OK */
+    HRP_PEER_FAIL = 11,    /* root -> node: not committed, or superseded later; status, text */
+    HRP_PEER_LEFT = 12,    /* node -> root, after COMMIT: that rank died or left */
+    HRP_PEER_GONE = 13,    /* node -> root, after COMMIT: nothing of the comm is left on this node */
+    HRP_PEER_NTYPES = 14,
+};
+
+struct hrp_peer_hdr {
+    uint32_t magic; /* HRP_PEER_MAGIC */
+    uint16_t type;
+    uint16_t reserved;
+    uint32_t len; /* of the body: fixed part, arrays, text */
+    uint32_t reserved1;
+};
+_Static_assert(sizeof(struct hrp_peer_hdr) == 16, "layout");
+
+#define HRP_PEER_TEXT HRP_COMM_TEXT /* longest text tail */
+
+struct hrp_peer_up {
+    uint32_t peer_no; /* not 0 */
+    uint32_t reserved;
+};
+
+struct hrp_peer_ping { /* PING, PONG */
+    uint64_t stamp;    /* the sender's clock, meaningless to others */
+};
+
+struct hrp_peer_bye {
+    uint64_t reserved;
+};
+
+struct hrp_peer_join {
+    struct hrp_key key;
+    struct hrp_comm_config config;
+    uint64_t join; /* the node's number for this attempt, not 0, never reused */
+    uint32_t rank;
+    int32_t pid;        /* for sentences */
+    uint32_t waited_ms; /* since the rank asked its daemon */
+    uint32_t reserved;
+};
+_Static_assert(sizeof(struct hrp_peer_join) == 152, "layout");
+
+struct hrp_peer_refuse { /* REFUSE, WITHDRAW */
+    uint64_t join;
+    uint32_t status;
+    uint32_t reserved;
+};
+
+/* A node of a roster; its index is its place in the array. */
+struct hrp_peer_node {
+    uint8_t instance[16];
+    uint8_t naddrs; /* 1.. */
+    uint8_t reserved[7];
+    struct hrp_addr addr[HRP_MAX_ADDRS]; /* ports not 0 */
+    char name[HRP_PEER_NAME];
+};
+_Static_assert(sizeof(struct hrp_peer_node) == 192, "layout");
+
+/*
+ * Followed by uint64_t joins[nlocal] (the receiver's ranks, ascending), struct hrp_peer_node nodes[nnodes]
+ * and uint32_t node_of_rank[nranks]. Nodes are numbered in the order of their lowest rank: the numbering, and
+ * with it the order of summation, depends on nothing but which rank lives where.
+ */
+struct hrp_peer_roster {
+    uint8_t comm_id[16]; /* random; the first 8 bytes are not all zero */
+    struct hrp_key key;
+    struct hrp_comm_config config; /* resolved: nothing is default any more */
+    uint32_t nranks;
+    uint32_t nnodes;
+    uint32_t node;   /* index of the receiver */
+    uint32_t nlocal; /* ranks of the receiver, 1.. */
+    uint32_t eager_limit;
+    uint32_t reserved;
+    uint64_t unit_bytes, unit_min_bytes;
+    uint64_t latency_ns, bandwidth;
+};
+_Static_assert(sizeof(struct hrp_peer_roster) == 200, "layout");
+
+struct hrp_peer_vote { /* VOTE, FAIL */
+    uint8_t comm_id[16];
+    uint32_t status;
+    uint32_t reserved;
+};
+
+struct hrp_peer_comm { /* COMMIT, LEFT, GONE */
+    uint8_t comm_id[16];
+    uint32_t rank; /* LEFT */
+    uint32_t reserved;
+};
+
+struct hrp_peer_msg {
+    uint16_t type;
+    union {
+        struct hrp_peer_up up;
+        struct hrp_peer_ping ping;
+        struct hrp_peer_bye bye;
+        struct hrp_peer_join join;
+        struct hrp_peer_refuse refuse;
+        struct hrp_peer_roster roster;
+        struct hrp_peer_vote vote;
+        struct hrp_peer_comm comm;
+    } body;
+    /* ROSTER. encode: the caller's arrays; decode: into the caller's buffer. */
+    const uint64_t *joins;
+    const struct hrp_peer_node *nodes;
+    const uint32_t *node_of_rank;
+    /* Types with a text tail: not NUL-terminated. */
+    const char *text;
+    size_t text_len;
+};
+
+#define HRP_PEER_BODY_MAX                                                                     \
+    (sizeof(struct hrp_peer_roster) + HRP_MAX_RANKS * (sizeof(uint64_t) + sizeof(uint32_t)) + \
+     HRP_MAX_NODES * sizeof(struct hrp_peer_node) + HRP_PEER_TEXT)
+#define HRP_PEER_MSG_MAX (sizeof(struct hrp_peer_hdr) + HRP_PEER_BODY_MAX)
+_Static_assert(HRP_PEER_MSG_MAX <= 256 * 1024, "a control message is bounded");
+
+/* "JOIN", ...; never NULL. */
+const char *hrp_peer_name(unsigned type);
+/* Bytes that the message takes, header included; 0 for an unknown type. */
+size_t hrp_peer_size(const struct hrp_peer_msg *msg);
+/* Encodes into buf; its length, -EINVAL for a field out of range, -EMSGSIZE. Text is cut at HRP_PEER_TEXT. */
+long hrp_peer_encode(const struct hrp_peer_msg *msg, void *buf, size_t size);
+/* Looks at a header: the length of the whole message, or -EPROTO when it cannot be one. */
+long hrp_peer_frame(const struct hrp_peer_hdr *hdr);
+/* Decodes one whole message at buf, which is aligned to 8 bytes; checks every field. 0 or -EPROTO. */
+int hrp_peer_decode(struct hrp_peer_msg *msg, const void *buf, size_t len);
+
+#endif
