@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Other daemons, as member.c sees them. A peer has a number that is never used again: when its control
+ * connection or its link breaks the number dies with both, and a later connection to the same daemon is a new
+ * peer. All calls on the control thread; none blocks. The callbacks at the end come from the loop, never from
+ * inside one of these calls.
+ */
+#ifndef HRD_PEER_H
+#define HRD_PEER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/control.h"
+#include "daemon/netif.h"
+#include "proto/peer.h"
+
+#define HRD_SELF 0u /* in place of a peer's number: this daemon */
+
+struct hrd_peer_info {
+    uint32_t no;
+    const uint8_t *instance;
+    const char *name;  /* node name, for sentences */
+    const char *where; /* "10.0.0.2 port 18515" */
+    unsigned naddrs;
+    const struct hrp_addr *addr; /* under which it can be reached, best first */
+    uint64_t rtt_ns;             /* smallest measured, 0: none yet */
+    unsigned rtt_samples;
+};
+
+/* The peer's number, 0: not connected. */
+uint32_t hrd_peer_find(struct hrd_daemon *d, const uint8_t instance[16]);
+/* False when it is gone. The pointers hold until the loop runs again. */
+bool hrd_peer_info(struct hrd_daemon *d, uint32_t no, struct hrd_peer_info *out);
+/* Queues a message. To a peer that is gone: nothing happens. One that does not read (the queue is bounded)
+   becomes lost, later, from the loop. */
+void hrd_peer_send(struct hrd_daemon *d, uint32_t no, const struct hrp_peer_msg *msg);
+
+/*
+ * Tries each address once, in order, until one leads to a daemon whose instance id begins with the
+ * `expect_len` bytes at `expect` (0: any but this one); answered by hrd_member_dialed(token).
+ */
+void hrd_peer_dial(struct hrd_daemon *d, uint64_t token, const struct hrp_addr *addr, unsigned naddrs,
+                   const uint8_t *expect, unsigned expect_len);
+/*
+ * Asks for a data link with a connected peer. 1: it is up. 0: it is being made (the daemon with the smaller
+ * instance id dials), hrd_member_link() will say. -ENOENT: no such peer.
+ */
+int hrd_peer_link(struct hrd_daemon *d, uint32_t no);
+/* True when this daemon is the one of the two that dials. */
+bool hrd_peer_dials(const struct hrd_daemon *d, const uint8_t instance[16]);
+
+/* Whether a daemon that is told to reach this address (port 0: the own port) would mean itself. */
+bool hrd_peers_is_mine(struct hrd_daemon *d, const struct hrp_addr *addr);
+/* Bytes a second of the link that the own addresses lie on; 5e9 for loopback, 1.25e9 when unknown. */
+uint64_t hrd_peers_link_speed(struct hrd_daemon *d);
+
+/* ---- callbacks, implemented by member.c ------------------------------------------------------------------ */
+
+/* status HRP_OK: no is connected. Otherwise why is a sentence without a full stop; HRP_PEER_LOST is worth
+   another try, any other status is not. */
+void hrd_member_dialed(struct hrd_daemon *d, uint64_t token, uint32_t status, uint32_t no, const char *why);
+/* A control connection is up, whoever dialed it. */
+void hrd_member_peer_up(struct hrd_daemon *d, uint32_t no);
+/* The data link is up (why NULL), or an attempt at it failed and may be made again. */
+void hrd_member_link(struct hrd_daemon *d, uint32_t no, const char *why);
+/* The peer's smallest RTT has enough samples. */
+void hrd_member_rtt(struct hrd_daemon *d, uint32_t no);
+/* A message other than those that peer.c handles itself (UP, PING, PONG, BYE). Decoded and checked; its
+   arrays and text are the caller's. False: it makes no sense, the peer broke the protocol. */
+bool hrd_member_msg(struct hrd_daemon *d, uint32_t no, const struct hrp_peer_msg *msg);
+
+#endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Inside of the peer connections: peer.c records and liveness, peer_conn.c sockets and buffers, peer_shake.c
+ * the three opening messages, peer_dial.c outgoing control connections, peer_link.c data links.
+ *
+ * Ownership: struct hrd_peers owns all lists. A connection is freed by the loop after its uv handle closed;
+ * conn_close() takes it off all lists at once, so no pointer to a closing one remains.
+ */
+#ifndef HRD_PEER_IMPL_H
+#define HRD_PEER_IMPL_H
+
+#include <uv.h>
+
+#include "daemon/log.h"
+#include "daemon/peer.h"
+#include "daemon/transport_tcp.h"
+
+#define HELLO_TIMEOUT_MS 5000u   /* the three opening messages */
+#define CONNECT_TIMEOUT_MS 3000u /* one address */
+#define MAX_STRANGERS 512u       /* incoming connections whose opening is not finished */
+#define MAX_PEERS 1024u
+#define TX_MAX (UINT64_C(8) << 20) /* bytes queued to one peer: more than all rosters of its comms at once */
+#define TICK_MS 250u
+#define PING_MS 1000u
+#define RTT_SAMPLES 4u
+#define AGENT_FRESH_NS UINT64_C(3000000000)
+
+enum conn_stage {
+    CONN_CONNECTING, /* outgoing: connect() */
+    CONN_HELLO,      /* incoming: the hello is awaited */
+    CONN_REPLY,      /* outgoing: the reply is awaited */
+    CONN_CONFIRM,    /* incoming: the confirmation is awaited */
+    CONN_UP,         /* outgoing CONTROL: UP is awaited */
+    CONN_FLUSH,      /* the rest of the send buffer, then: DATA out becomes a stream, a refusal ends */
+    CONN_OPEN,       /* CONTROL: messages */
+};
+
+struct hrd_peer;
+struct dial;
+struct link_try;
+
+struct conn {
+    struct conn *next, **link; /* list of all, in the order of their making */
+    struct hrd_daemon *d;
+    uv_poll_t poll;
+    int fd;
+    int events; /* what poll watches */
+    enum conn_stage stage;
+    bool incoming;
+    bool refused; /* FLUSH: close afterwards */
+    uint8_t role;
+    uint64_t deadline; /* uv_now() ms; not in OPEN */
+    struct hrp_addr remote;
+    struct hrp_peer_hello hello; /* incoming: what it said */
+    struct hrd_peer *peer;       /* from UP/OPEN on, and DATA */
+    struct dial *dial;           /* outgoing CONTROL */
+    struct link_try *attempt;    /* DATA */
+    unsigned stream;             /* DATA */
+    char *rx;                    /* malloc'ed, so aligned */
+    size_t rx_have, rx_size;
+    char *tx;
+    size_t tx_at, tx_have, tx_size;
+};
+
+/* An attempt at a link: its streams, as they get ready. */
+struct link_try {
+    uint64_t nonce;
+    bool incoming;
+    bool fresh; /* outgoing: starts at the next turn of the loop */
+    unsigned n, ready;
+    unsigned addr; /* outgoing: index of the address being tried */
+    uint64_t deadline;
+    int fd[HRP_PEER_STREAMS_MAX]; /* -1: not there yet */
+    char why[512];
+};
+
+struct hrd_peer {
+    struct hrd_peer *next;
+    uint32_t no;
+    uint32_t remote_no; /* its number for us; 0: not heard yet */
+    bool up;
+    bool link_up;
+    uint8_t instance[16];
+    char name[HRP_PEER_NAME];
+    char where[HRD_ADDR_TEXT + 16];
+    unsigned naddrs;
+    struct hrp_addr addr[HRP_MAX_ADDRS];
+    struct hrp_addr via; /* the address a control connection really has, with the peer's port */
+    unsigned streams;    /* how many it wants in a link */
+    unsigned nconns;
+    struct conn *tx; /* the first that was up: all messages leave on one, so they stay in order */
+    struct link_try *attempt;
+    char doomed[512]; /* "": alive; otherwise it is lost at the next turn of the loop, for this reason */
+    bool bye;
+    char bye_text[256];
+    uint64_t last_rx, last_ping, since; /* uv_now() ms */
+    uint64_t rtt_ns;
+    unsigned rtt_samples;
+    uint64_t tx_msgs, rx_msgs;
+};
+
+struct dial {
+    struct dial *next;
+    uint64_t token;
+    bool fresh; /* starts at the next turn of the loop */
+    unsigned naddrs, at;
+    struct hrp_addr addr[HRP_MAX_ADDRS];
+    uint8_t expect[16];
+    unsigned expect_len;
+    struct conn *conn;  /* NULL: done with it */
+    uint32_t wait_peer; /* number of the record whose other connection will answer */
+    uint32_t status;    /* why is set: of the last failure */
+    char why[512];
+};
+
+struct listener {
+    uv_poll_t poll;
+    struct hrd_daemon *d;
+    int fd;
+};
+
+struct hrd_peers {
+    struct hrd_net net;
+    struct hrd_netif *ifs;
+    unsigned nifs;
+    unsigned nlisteners;
+    struct listener *listener[HRD_MAX_LISTEN];
+    struct conn *conns, **conns_tail;
+    struct hrd_peer *peers;
+    struct dial *dials;
+    uint32_t last_no;
+    unsigned npeers, nstrangers;
+    int spare_fd; /* given up for a moment to refuse a connection when descriptors have run out */
+    uv_timer_t timer, soon;
+    int timers_closed;
+    uint64_t last_tick;
+    bool device_denied;
+    uint64_t garbage, refused, evicted, lost, accepted; /* counters for status */
+    struct hrd_log_limit garbage_log, accept_log;
+};
+
+/* peer.c */
+struct hrd_peer *hrd_peer_by_no(struct hrd_peers *ps, uint32_t no);
+struct hrd_peer *hrd_peer_by_instance(struct hrd_peers *ps, const uint8_t *instance);
+/* NULL: too many. The record is not up yet. */
+struct hrd_peer *hrd_peer_new(struct hrd_daemon *d, const uint8_t *instance, const char *name,
+                              const struct hrp_addr *addr, unsigned naddrs, unsigned streams,
+                              const struct hrp_addr *via);
+void hrd_peer_is_up(struct hrd_daemon *d, struct hrd_peer *p, struct conn *c);
+/* Ends the record now; why completes "node NAME (WHERE) ...". Only from the loop's own callbacks. */
+void hrd_peer_lose(struct hrd_daemon *d, struct hrd_peer *p, const char *why);
+/* The same at the next turn of the loop. */
+void hrd_peer_doom(struct hrd_daemon *d, struct hrd_peer *p, const char *why);
+/* A message on an open control connection. False: the connection is gone. */
+bool hrd_peer_received(struct hrd_daemon *d, struct conn *c, const struct hrp_peer_msg *msg);
+void hrd_peer_soon(struct hrd_daemon *d);
+
+/* peer_conn.c. A function that may close the connection says so by its answer. */
+struct conn *hrd_conn_accepted(struct hrd_daemon *d, int fd, const struct hrp_addr *remote);
+/* Starts connect(); NULL with the reason. */
+struct conn *hrd_conn_dial(struct hrd_daemon *d, const struct hrp_addr *to, uint8_t role, char *why,
+                           size_t whylen);
+void hrd_conn_close(struct conn *c);
+/* Gives up the handle but not the descriptor, which is returned. */
+int hrd_conn_detach(struct conn *c);
+/* Queues; 0, -ENOMEM or -ENOBUFS. Sent by the loop. */
+int hrd_conn_queue(struct conn *c, const void *data, size_t len);
+int hrd_conn_queue_msg(struct conn *c, const struct hrp_peer_msg *msg);
+/* Ends what the connection was for, with a reason ("refused", ...) that completes a sentence, and closes it. */
+void hrd_conn_broken(struct conn *c, uint32_t status, const char *why);
+void hrd_conn_watch(struct conn *c);
+
+/* peer_shake.c */
+size_t hrd_shake_needs(const struct conn *c);
+/* A complete opening message lies in rx. False: the connection is gone. */
+bool hrd_shake_step(struct conn *c);
+/* connect() succeeded: sends the hello. */
+bool hrd_shake_start(struct conn *c);
+
+/* peer_dial.c */
+void hrd_dial_next(struct hrd_daemon *d, struct dial *dl);
+void hrd_dial_failed(struct hrd_daemon *d, struct dial *dl, uint32_t status, const char *why);
+void hrd_dial_answer(struct hrd_daemon *d, struct dial *dl, uint32_t status, uint32_t no, const char *why);
+/* A record came up or was lost (why): answers who waits for it. */
+void hrd_dial_peer(struct hrd_daemon *d, uint32_t no, const char *why);
+void hrd_dial_start_fresh(struct hrd_daemon *d);
+void hrd_dial_free_all(struct hrd_peers *ps);
+
+/* peer_link.c */
+/* Refusal for an incoming stream's hello, or HRP_OK and conn's peer and attempt are set. */
+uint32_t hrd_link_incoming(struct conn *c, char *why, size_t whylen);
+/* A stream passed its opening. Takes the connection. */
+void hrd_link_stream_ready(struct conn *c);
+void hrd_link_stream_failed(struct conn *c, const char *why);
+void hrd_link_drop_try(struct hrd_daemon *d, struct hrd_peer *p);
+void hrd_link_start_fresh(struct hrd_daemon *d);
+void hrd_link_tick(struct hrd_daemon *d, struct hrd_peer *p);
+
+#endif

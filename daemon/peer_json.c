@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/* Other daemons in the status document. */
+#include <jansson.h>
+#include <stdio.h>
+
+#include "daemon/peer_impl.h"
+
+struct json_t *hrd_peers_json(struct hrd_daemon *d)
+{
+    json_t *list = json_array();
+    char instance[2 * sizeof(d->instance) + 1];
+    if (!d->peers)
+        return list;
+    for (const struct hrd_peer *p = d->peers->peers; p; p = p->next) {
+        uint64_t now = uv_now(d->loop);
+        for (size_t i = 0; i < sizeof(p->instance); i++)
+            snprintf(instance + 2 * i, 3, "%02x", p->instance[i]);
+        json_array_append_new(
+            list, json_pack("{s:I, s:s, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I}", "peer",
+                            (json_int_t)p->no, "name", p->name, "address", p->where, "instance", instance,
+                            "state", p->up ? "up" : "connecting", "link", p->link_up, "rtt_us",
+                            (json_int_t)(p->rtt_ns / 1000), "silent_ms", (json_int_t)(now - p->last_rx),
+                            "since_ms", (json_int_t)(now - p->since), "messages_sent", (json_int_t)p->tx_msgs,
+                            "messages_received", (json_int_t)p->rx_msgs));
+    }
+    return list;
+}
