@@ -11,6 +11,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "daemon/member.h"
+
 /* ---- HELLO ------------------------------------------------------------------------------------------------ */
 
 /* The process that a pidfd is for, in the daemon's numbers: 0 when it is no pidfd, or of a process outside the
@@ -148,6 +150,7 @@ static void on_get_id(struct hrd_session_priv *p, uint64_t cookie)
                           "the kernel has no random numbers yet: %s; try again", strerror(errno));
         return;
     }
+    hrd_member_stamp_id(p->d, id);
     hrd_session_send(&p->pub, &msg, NULL, 0);
 }
 

@@ -75,7 +75,7 @@ _Static_assert(sizeof(struct hrp_addr) == 24, "layout");
 #define HRP_MAX_ADDRS 4
 
 /* The 128 bytes of hclient_unique_id: a random nonce and where its root daemon listens (1..HRP_MAX_ADDRS
- * addresses; unused ones are zero). */
+ * addresses; unused ones are zero). The nonce's second half is the first half of that daemon's instance id. */
 struct hrp_unique_id {
     uint32_t magic; /* HRP_ID_MAGIC */
     uint16_t version;
