@@ -67,11 +67,16 @@ static uint32_t piece_sources(const struct aop *op, const struct hrd_piece *p, u
     return c->nlocal;
 }
 
+/* Outputs of an op that is larger than the caches are not in them any more when the result comes back from the other
+   nodes: writing past the caches saves reading every line first (a third of the traffic of a fan-out). */
+#define STREAM_BYTES (UINT64_C(4) << 20)
+
 /* The local outputs that a piece of the result goes to. */
 static void piece_sinks(struct aop *op, const struct hrd_piece *p, uint64_t off, struct hrd_work *w)
 {
     struct acomm *c = op->c;
     op->touched = true;
+    w->fold.stream = c->nnodes > 1 && hrp_sig_bytes(&op->sig, c->nranks) * c->nlocal >= STREAM_BYTES;
     if (op->sig.coll == HRP_REDUCE_SCATTER) {
         struct arank *r = local_rank(c, p->segment);
         if (r)
