@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT */
+#include "client/error.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/comm.h"
+#include "proto/status.h"
+
+#define SAME(name) _Static_assert((int)HCLIENT_##name == (int)HRP_##name, "hclient_result_t is hrp_status")
+SAME(OK);
+SAME(IN_PROGRESS);
+SAME(INVALID_ARGUMENT);
+SAME(UNSUPPORTED);
+SAME(MISMATCH);
+SAME(TIMEOUT);
+SAME(RANK_LOST);
+SAME(PEER_LOST);
+SAME(ABORTED);
+SAME(SUPERSEDED);
+SAME(DAEMON_LOST);
+SAME(UNRESPONSIVE);
+SAME(RESOURCE);
+SAME(REFUSED);
+SAME(PROTOCOL);
+SAME(VERSION);
+SAME(SYSTEM);
+SAME(SHUTDOWN);
+_Static_assert((int)HCLIENT_SHUTDOWN == HRP_NSTATUS - 1, "no code is missing");
+
+static _Thread_local char last_text[HCL_TEXT];
+/* What hclient_last_error(comm) returned last: another buffer, so that asking does not lose the thread's own
+   sentence. */
+static _Thread_local char comm_text[HCL_TEXT];
+
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+static hclient_log_fn log_fn;
+static void *log_user;
+
+atomic_bool hcl_inert;
+
+hclient_result_t hclient_get_version(int *version)
+{
+    if (version == NULL)
+        return hcl_fail(HCLIENT_INVALID_ARGUMENT, "hclient_get_version: version is NULL");
+    *version = HCLIENT_VERSION_CODE;
+    return HCLIENT_OK;
+}
+
+const char *hclient_strerror(hclient_result_t result)
+{
+    return hrp_status_name((uint32_t)result);
+}
+
+hclient_result_t hcl_fail(hclient_result_t result, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(last_text, sizeof(last_text), fmt, ap);
+    va_end(ap);
+    return result;
+}
+
+hclient_result_t hcl_fail_text(hclient_result_t result, const char *text, size_t len)
+{
+    if (len == 0 || text == NULL)
+        return hcl_fail(result, "%s (the daemon gave no reason)", hclient_strerror(result));
+    size_t n = len < sizeof(last_text) ? len : sizeof(last_text) - 1;
+    memmove(last_text, text, n);
+    last_text[n] = 0;
+    return result;
+}
+
+void hcl_fail_more(const char *fmt, ...)
+{
+    size_t len = strlen(last_text);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(last_text + len, sizeof(last_text) - len, fmt, ap);
+    va_end(ap);
+}
+
+hclient_result_t hcl_fail_inert(void)
+{
+    return hcl_fail(HCLIENT_UNSUPPORTED,
+                    "this process was forked from one that uses hclient; its library is inert. Start workers "
+                    "before the first hclient call, or with exec (Python: the spawn start method)");
+}
+
+const char *hclient_last_error(hclient_comm_t comm)
+{
+    if (comm == NULL)
+        return last_text;
+    comm_text[0] = 0;
+    if (!atomic_load_explicit(&hcl_inert, memory_order_relaxed))
+        hcl_comm_last_error(comm, comm_text, sizeof(comm_text));
+    return comm_text;
+}
+
+hclient_result_t hclient_set_log_callback(hclient_log_fn fn, void *user)
+{
+    HCL_ENTER();
+    pthread_mutex_lock(&log_lock);
+    log_fn = fn;
+    log_user = user;
+    pthread_mutex_unlock(&log_lock);
+    return HCLIENT_OK;
+}
+
+void hcl_log(hclient_log_level_t level, const char *fmt, ...)
+{
+    char text[HCL_TEXT];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    /* The lock is held over the call: once hclient_set_log_callback() returns, the old one is not running. */
+    pthread_mutex_lock(&log_lock);
+    if (log_fn != NULL)
+        log_fn(log_user, level, text);
+    else if (level <= HCLIENT_LOG_WARN)
+        fprintf(stderr, "hclient: %s\n", text);
+    pthread_mutex_unlock(&log_lock);
+}

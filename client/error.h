@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* Results, sentences and the log of the library. */
+#ifndef HCL_ERROR_H
+#define HCL_ERROR_H
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "client/hclient.h"
+
+#define HCL_TEXT 4096 /* longest sentence that is kept, with its NUL */
+
+/* Sets the calling thread's sentence and returns `result`. */
+hclient_result_t hcl_fail(hclient_result_t result, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+/* The same for a sentence of len bytes that the daemon wrote. */
+hclient_result_t hcl_fail_text(hclient_result_t result, const char *text, size_t len);
+/* Appends to the calling thread's sentence. */
+void hcl_fail_more(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void hcl_log(hclient_log_level_t level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Set in the child of a process that has used the library: locks may be held for ever, nobody watches. */
+extern atomic_bool hcl_inert;
+hclient_result_t hcl_fail_inert(void);
+
+/* First line of every public function that does anything. */
+#define HCL_ENTER()                                                 \
+    do {                                                            \
+        if (atomic_load_explicit(&hcl_inert, memory_order_relaxed)) \
+            return hcl_fail_inert();                                \
+    } while (0)
+
+#endif

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Staging: ops on memory that the daemon cannot address go through the comm's window. Each op has a stream
+ * (proto/shm.h) at positions [base, base + bytes) of an endless tape; the window holds the last
+ * `window size` bytes of it. Chunks are copied in as the window has room and copied out as the daemon's done
+ * word advances. Whoever is inside the library does it; when nobody is, the watcher thread (otherwise two
+ * ranks that wait for two comms in different orders would wait for ever).
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "client/comm.h"
+#include "client/futex.h"
+#include "proto/status.h"
+
+void hcl_stage_init(struct hcl_stage *stage)
+{
+    pthread_mutex_init(&stage->lock, NULL);
+}
+
+void hcl_stage_deinit(struct hcl_stage *stage)
+{
+    if (stage->window != NULL)
+        munmap(stage->window, stage->bytes);
+    pthread_mutex_destroy(&stage->lock);
+}
+
+hclient_result_t hcl_stage_window(struct hcl_comm *comm)
+{
+    struct hcl_stage *stage = &comm->stage;
+    if (stage->window != NULL)
+        return HCLIENT_OK;
+    struct hrp_msg msg = {.type = HRP_MSG_WINDOW};
+    msg.body.slot.slot = comm->slot;
+    struct hcl_reply reply = HCL_REPLY_NULL;
+    hclient_result_t r = hcl_request(comm->ctx, &msg, NULL, 0, HRP_MSG_MEMORY, HCL_ALLOC_NS, &reply);
+    if (r != HCLIENT_OK)
+        return r;
+    uint64_t bytes = reply.msg.body.memory.bytes;
+    struct stat st;
+    void *p = MAP_FAILED;
+    /* Less than two chunks could not hold one that leaves beside one that comes. */
+    if (bytes < 2 * HRP_STAGE_CHUNK || bytes % HRP_PAGE != 0 || fstat(reply.fds[0], &st) != 0 ||
+        (uint64_t)st.st_size < bytes)
+        r = hcl_fail(HCLIENT_PROTOCOL,
+                     "the hreduced daemon sent a staging window of %llu bytes, which is unusable",
+                     (unsigned long long)bytes);
+    else if ((p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, reply.fds[0], 0)) == MAP_FAILED)
+        r = hcl_fail(HCLIENT_RESOURCE, "cannot map a staging window of %llu bytes: %s",
+                     (unsigned long long)bytes, strerror(errno));
+    if (r == HCLIENT_OK) {
+        madvise(p, bytes, MADV_DONTFORK);
+        pthread_mutex_lock(&stage->lock);
+        stage->window = p;
+        stage->bytes = bytes;
+        pthread_mutex_unlock(&stage->lock);
+    }
+    hcl_reply_deinit(&reply);
+    return r;
+}
+
+/* -------------------------------------------------------------------------------------------- copying */
+
+/* The longest piece of the stream from pos on that lies in one segment without a gap. */
+struct run {
+    uint32_t seg;
+    uint64_t off; /* bytes from the start of the segment */
+    uint64_t len;
+};
+
+static struct run run_at(const struct hrp_sig *sig, uint32_t nranks, uint64_t pos, uint64_t end)
+{
+    uint32_t nseg = hrp_sig_segments(sig, nranks);
+    if (nseg <= 1)
+        return (struct run){.seg = 0, .off = pos, .len = end - pos};
+    uint64_t esize = hrp_dtype_size(sig->dtype);
+    uint64_t slice = hrp_stage_slice(sig, nranks);
+    uint64_t row = pos / (slice * nseg * esize);
+    uint64_t elems = sig->count - row * slice < slice ? sig->count - row * slice : slice;
+    uint64_t in_row = pos - row * slice * nseg * esize;
+    uint64_t in_seg = in_row % (elems * esize);
+    uint64_t len = elems * esize - in_seg;
+    return (struct run){.seg = (uint32_t)(in_row / (elems * esize)),
+                        .off = row * slice * esize + in_seg,
+                        .len = len < end - pos ? len : end - pos};
+}
+
+/* Where the user's input for a run lies; NULL: this rank has none. */
+static const char *input_of(const struct hcl_comm *comm, const struct hcl_op *op, const struct run *run)
+{
+    uint64_t seg_bytes = op->sig.count * hrp_dtype_size(op->sig.dtype);
+    switch (op->sig.coll) {
+    case HRP_REDUCE_SCATTER:
+        return op->send + run->seg * seg_bytes + run->off;
+    case HRP_ALL_GATHER:
+        return run->seg == comm->rank ? op->send + run->off : NULL;
+    default:
+        return op->sends ? op->send + run->off : NULL;
+    }
+}
+
+static char *output_of(const struct hcl_comm *comm, const struct hcl_op *op, const struct run *run)
+{
+    uint64_t seg_bytes = op->sig.count * hrp_dtype_size(op->sig.dtype);
+    switch (op->sig.coll) {
+    case HRP_REDUCE_SCATTER:
+        return run->seg == comm->rank ? op->recv + run->off : NULL;
+    case HRP_ALL_GATHER:
+        return op->recv + run->seg * seg_bytes + run->off;
+    default:
+        return op->recv + run->off;
+    }
+}
+
+static void window_write(struct hcl_stage *stage, uint64_t pos, const char *src, uint64_t len)
+{
+    uint64_t at = pos % stage->bytes;
+    uint64_t first = len < stage->bytes - at ? len : stage->bytes - at;
+    memcpy(stage->window + at, src, first);
+    memcpy(stage->window, src + first, len - first);
+}
+
+static void window_read(struct hcl_stage *stage, uint64_t pos, char *dst, uint64_t len)
+{
+    uint64_t at = pos % stage->bytes;
+    uint64_t first = len < stage->bytes - at ? len : stage->bytes - at;
+    memcpy(dst, stage->window + at, first);
+    memcpy(dst + first, stage->window, len - first);
+}
+
+static uint64_t chunk_end(const struct hcl_op *op, uint64_t chunk)
+{
+    uint64_t end = (chunk + 1) * HRP_STAGE_CHUNK;
+    return end < op->bytes ? end : op->bytes;
+}
+
+static void chunk_in(struct hcl_comm *comm, const struct hcl_op *op, uint64_t chunk)
+{
+    uint64_t end = chunk_end(op, chunk);
+    for (uint64_t pos = chunk * HRP_STAGE_CHUNK; pos < end;) {
+        struct run run = run_at(&op->sig, comm->nranks, pos, end);
+        const char *src = input_of(comm, op, &run);
+        if (src != NULL)
+            window_write(&comm->stage, op->base + pos, src, run.len);
+        pos += run.len;
+    }
+}
+
+static void chunk_out(struct hcl_comm *comm, const struct hcl_op *op, uint64_t chunk)
+{
+    uint64_t end = chunk_end(op, chunk);
+    for (uint64_t pos = chunk * HRP_STAGE_CHUNK; pos < end;) {
+        struct run run = run_at(&op->sig, comm->nranks, pos, end);
+        char *dst = output_of(comm, op, &run);
+        /* What a broadcast's root or a rank of an all_gather has in place is there already. */
+        bool moves = op->sig.coll == HRP_BROADCAST || op->sig.coll == HRP_ALL_GATHER;
+        if (dst != NULL && !(moves && input_of(comm, op, &run) == dst))
+            window_read(&comm->stage, op->base + pos, dst, run.len);
+        pos += run.len;
+    }
+}
+
+static void fill_nan(char *dst, uint64_t len, unsigned dtype)
+{
+    static const uint64_t patterns[HRP_NDTYPES] = {[HRP_F32] = UINT64_C(0x7fc000007fc00000),
+                                                   [HRP_F64] = UINT64_C(0x7ff8000000000000),
+                                                   [HRP_F16] = UINT64_C(0x7e007e007e007e00),
+                                                   [HRP_BF16] = UINT64_C(0x7fc07fc07fc07fc0)};
+    uint64_t pattern = patterns[dtype];
+    if (pattern == 0)
+        return;
+    size_t esize = hrp_dtype_size(dtype);
+    for (uint64_t i = 0; i < len; i += esize)
+        memcpy(dst + i, &pattern, esize);
+}
+
+/* A failed op must not leave a result that is half new, half old and looks like numbers. */
+static void spoil(struct hcl_comm *comm, const struct hcl_op *op)
+{
+    for (uint64_t chunk = 0; chunk < op->out; chunk++) {
+        uint64_t end = chunk_end(op, chunk);
+        for (uint64_t pos = chunk * HRP_STAGE_CHUNK; pos < end;) {
+            struct run run = run_at(&op->sig, comm->nranks, pos, end);
+            char *dst = output_of(comm, op, &run);
+            if (dst != NULL)
+                fill_nan(dst, run.len, op->sig.dtype);
+            pos += run.len;
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------ the copier */
+
+static bool ended(const struct hcl_comm *comm)
+{
+    return atomic_load_explicit(&comm->verdict, memory_order_acquire) != 0 ||
+           atomic_load_explicit(&comm->destroying, memory_order_relaxed);
+}
+
+static bool is_fed(const struct hcl_op *op)
+{
+    return atomic_load_explicit(&op->in, memory_order_relaxed) == op->nchunks;
+}
+
+/* Copier: the op leaves the queue. entry: its place there. */
+static void finish(struct hcl_comm *comm, struct hcl_op *op, uint64_t entry, hclient_result_t result,
+                   const char *text)
+{
+    struct hcl_stage *stage = &comm->stage;
+    if (result != HCLIENT_OK)
+        spoil(comm, op);
+    if (!is_fed(op))
+        atomic_fetch_sub(&stage->unfed, 1);
+    stage->queue[entry % HCL_STAGE_QUEUE] = 0;
+    atomic_fetch_sub(&stage->live, 1);
+    hcl_op_complete(comm, op->number, result, text);
+}
+
+/* Copies out what is done. True: something was copied, or the op is complete. */
+static bool drain(struct hcl_comm *comm, struct hcl_op *op, uint64_t entry, bool *complete)
+{
+    struct hcl_outcome outcome;
+    uint64_t chunks;
+    *complete = hcl_op_over(comm, op->number, &chunks, &outcome);
+    if (*complete && (outcome.result != HCLIENT_OK || !is_fed(op))) {
+        if (outcome.result == HCLIENT_OK) {
+            outcome.result = HCLIENT_PROTOCOL;
+            strcpy(outcome.text, "the hreduced daemon reported an op complete before it had its input");
+        }
+        finish(comm, op, entry, outcome.result, outcome.text);
+        return true;
+    }
+    uint64_t in = atomic_load_explicit(&op->in, memory_order_relaxed);
+    uint64_t upto = *complete ? op->nchunks : chunks < in ? chunks : in;
+    bool moved = false;
+    for (; op->out < upto && !ended(comm); op->out++, moved = true)
+        chunk_out(comm, op, op->out);
+    if (*complete && op->out == op->nchunks)
+        finish(comm, op, entry, HCLIENT_OK, NULL);
+    else
+        *complete = false;
+    return moved || *complete;
+}
+
+/* Copies in what fits below position `limit`. */
+static bool fill(struct hcl_comm *comm, struct hcl_op *op, uint64_t limit)
+{
+    uint64_t in = atomic_load_explicit(&op->in, memory_order_relaxed);
+    bool moved = false;
+    struct hrp_op_flags *flags = &comm->area->flags[op->number % HRP_OP_SLOTS];
+    while (in < op->nchunks && op->base + chunk_end(op, in) <= limit && !ended(comm)) {
+        chunk_in(comm, op, in);
+        in++;
+        moved = true;
+        atomic_store_explicit(&op->in, in, memory_order_relaxed);
+        uint64_t chunks = in == op->nchunks ? HRP_CHUNK_ALL : in;
+        atomic_store_explicit(&flags->ready, hrp_flag(op->number, chunks), memory_order_release);
+        if (in < op->nchunks)
+            hcl_doorbell(comm->ctx);
+    }
+    if (moved) {
+        hcl_doorbell(comm->ctx);
+        if (in == op->nchunks)
+            atomic_fetch_sub(&comm->stage.unfed, 1);
+    }
+    return moved;
+}
+
+static enum hcl_stage_turn turn(struct hcl_comm *comm)
+{
+    struct hcl_stage *stage = &comm->stage;
+    uint64_t tail = atomic_load_explicit(&stage->tail, memory_order_acquire);
+    enum hcl_stage_turn result = HCL_STAGE_IDLE;
+    uint64_t front = 0, limit = 0;
+    bool room = true;
+    for (uint64_t e = stage->head; e < tail && !ended(comm); e++) {
+        uint64_t number = stage->queue[e % HCL_STAGE_QUEUE];
+        if (number == 0)
+            continue;
+        struct hcl_op *op = &comm->ops[number % HRP_OP_SLOTS];
+        bool complete;
+        if (drain(comm, op, e, &complete) && result == HCL_STAGE_IDLE)
+            result = HCL_STAGE_MOVED;
+        if (complete)
+            continue;
+        if (front == 0) {
+            front = number;
+            limit = op->base + (op->out > 0 ? chunk_end(op, op->out - 1) : 0) + stage->bytes;
+        }
+        if (room && !is_fed(op) && fill(comm, op, limit))
+            result = HCL_STAGE_FED;
+        room = room && is_fed(op);
+    }
+    while (stage->head < tail && stage->queue[stage->head % HCL_STAGE_QUEUE] == 0)
+        stage->head++;
+    atomic_store(&stage->front, front);
+    return result;
+}
+
+static void leave(struct hcl_stage *stage)
+{
+    pthread_mutex_unlock(&stage->lock);
+    atomic_fetch_add(&stage->turns, 1);
+    if (atomic_load(&stage->sleepers) > 0)
+        hcl_futex_wake(&stage->turns);
+}
+
+enum hcl_stage_turn hcl_stage_progress(struct hcl_comm *comm)
+{
+    struct hcl_stage *stage = &comm->stage;
+    enum hcl_stage_turn result = HCL_STAGE_BUSY;
+    uint32_t work;
+    do {
+        work = atomic_load(&stage->work);
+        if (pthread_mutex_trylock(&stage->lock) != 0)
+            return result;
+        enum hcl_stage_turn t = turn(comm);
+        result = t > result ? t : result;
+        leave(stage);
+    } while (atomic_load(&stage->work) != work);
+    return result;
+}
+
+void hcl_stage_queue(struct hcl_comm *comm, const struct hcl_op *op)
+{
+    struct hcl_stage *stage = &comm->stage;
+    uint64_t tail = atomic_load_explicit(&stage->tail, memory_order_relaxed);
+    stage->queue[tail % HCL_STAGE_QUEUE] = op->number;
+    atomic_fetch_add(&stage->live, 1);
+    atomic_fetch_add(&stage->unfed, 1);
+    atomic_store_explicit(&stage->tail, tail + 1, memory_order_release);
+    atomic_fetch_add(&stage->work, 1);
+}
+
+void hcl_stage_end(struct hcl_comm *comm)
+{
+    struct hcl_stage *stage = &comm->stage;
+    pthread_mutex_lock(&stage->lock);
+    uint64_t tail = atomic_load_explicit(&stage->tail, memory_order_acquire);
+    for (; stage->head < tail; stage->head++) {
+        uint64_t number = stage->queue[stage->head % HCL_STAGE_QUEUE];
+        if (number != 0)
+            finish(comm, &comm->ops[number % HRP_OP_SLOTS], stage->head,
+                   (hclient_result_t)atomic_load_explicit(&comm->verdict, memory_order_acquire),
+                   comm->verdict_text);
+    }
+    atomic_store(&stage->front, 0);
+    leave(stage);
+}

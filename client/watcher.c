@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The one thread of a context. It receives the daemon's replies, notices the daemon's death (socket, pidfd)
+ * and standstill (heartbeat), and moves the staged ops of communicators that nobody waits on. All signals are
+ * blocked on it.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+
+#include "client/comm.h"
+#include "client/context.h"
+#include "client/futex.h"
+#include "proto/fdpass.h"
+#include "proto/status.h"
+
+#define TICK_NS HCL_SEC
+#define STALE_TICKS 10u
+#define POISON_NS (100 * HCL_MS)
+/* Between looks at staged ops: soon after one moved, else later. */
+#define FEED_FAST_NS (HCL_MS / 5)
+#define FEED_SLOW_NS (HCL_MS)
+
+static void lose_socket(struct hcl_context *ctx, const char *why)
+{
+    hcl_context_lose(ctx, HRP_DAEMON_LOST,
+                     "lost the hreduced daemon at %s: %s. Make new communicators when it is back",
+                     ctx->socket_path, why);
+}
+
+static void receive(struct hcl_context *ctx, char *buf)
+{
+    for (;;) {
+        int fds[HRP_MAX_FDS], nfds = 0;
+        long len = hrp_recv_fds(ctx->sock, buf, HRP_MSG_MAX, fds, HRP_MAX_FDS, &nfds);
+        if (len > 0) {
+            hcl_dispatch(ctx, buf, (size_t)len, fds, nfds);
+        } else if (len == -EAGAIN) {
+            return;
+        } else if (len == 0) {
+            lose_socket(ctx, "it ended, or closed this session");
+        } else if (len == -EMFILE) {
+            hcl_context_lose(ctx, HRP_RESOURCE,
+                             "no file descriptor is free to take memory from the hreduced daemon; raise the "
+                             "descriptor limit (ulimit -n). The session is closed");
+        } else {
+            lose_socket(ctx, strerror((int)-len));
+        }
+        if (hcl_context_lost(ctx))
+            return;
+    }
+}
+
+/* The communicators of the context as counted references, so that work on them needs no lock. */
+static size_t take_comms(struct hcl_context *ctx, hclient_comm_t **out)
+{
+    size_t n = 0, have = 0;
+    pthread_mutex_lock(&ctx->lock);
+    for (struct hcl_comm *c = ctx->comms; c != NULL; c = c->next)
+        n++;
+    hclient_comm_t *v = n > 0 ? malloc(n * sizeof(*v)) : NULL;
+    if (v != NULL)
+        for (struct hcl_comm *c = ctx->comms; c != NULL; c = c->next)
+            if (hcl_handle_get(c->handle) != NULL)
+                v[have++] = c->handle;
+    pthread_mutex_unlock(&ctx->lock);
+    *out = v;
+    return have;
+}
+
+/* One look at every communicator that nobody waits on. Returns the time until the next, 0: not needed. */
+static uint64_t feed(struct hcl_context *ctx, const hclient_comm_t *v, size_t n)
+{
+    uint64_t next = 0;
+    for (size_t i = 0; i < n && !hcl_context_lost(ctx); i++) {
+        struct hcl_comm *c = hcl_handle_get(v[i]);
+        if (c == NULL)
+            continue;
+        if (atomic_load(&c->stage.unfed) > 0 && atomic_load(&c->stage.feeders) == 0) {
+            uint64_t wait = hcl_stage_progress(c) >= HCL_STAGE_MOVED ? FEED_FAST_NS : FEED_SLOW_NS;
+            if (next == 0 || wait < next)
+                next = wait;
+        }
+        hcl_handle_put(v[i]);
+    }
+    return next;
+}
+
+static void poison(const hclient_comm_t *v, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct hcl_comm *c = hcl_handle_get(v[i]);
+        if (c == NULL)
+            continue;
+        for (unsigned k = 0; k < HRP_OP_SLOTS; k++) {
+            atomic_store_explicit(&c->area->flags[k].done, HRP_FLAG_POISON, memory_order_release);
+            hcl_futex_wake(hcl_low_word(&c->area->flags[k].done));
+        }
+        hcl_handle_put(v[i]);
+    }
+}
+
+/*
+ * Counts ticks in which the heartbeat stood still, instead of comparing it with the clock: after this process
+ * was stopped for an hour the word may be old although the daemon is well.
+ */
+static void check_heartbeat(struct hcl_context *ctx, bool pending)
+{
+    uint64_t beat = atomic_load_explicit(&ctx->seg->heartbeat_ns, memory_order_relaxed);
+    if (beat != ctx->beat || !pending) {
+        ctx->beat = beat;
+        ctx->beat_stale = 0;
+        return;
+    }
+    if (++ctx->beat_stale < STALE_TICKS)
+        return;
+    hcl_context_lose(
+        ctx, HRP_UNRESPONSIVE,
+        "the hreduced daemon at %s has not moved for %u s while it had work to do (stopped, or out "
+        "of CPU time?). Make new communicators when it is back",
+        ctx->socket_path, STALE_TICKS);
+}
+
+static void tick(struct hcl_context *ctx, const hclient_comm_t *v, size_t n)
+{
+    bool pending = hcl_requests_pending(ctx);
+    for (size_t i = 0; i < n; i++) {
+        struct hcl_comm *c = hcl_handle_get(v[i]);
+        if (c == NULL)
+            continue;
+        pending = hcl_comm_pending(c) || pending;
+        hcl_comm_report(c);
+        hcl_handle_put(v[i]);
+    }
+    check_heartbeat(ctx, pending);
+}
+
+static void put_comms(hclient_comm_t *v, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        hcl_handle_put(v[i]);
+    free(v);
+}
+
+/* What is due besides events. Returns the time until it must be called again, UINT64_MAX: not by itself. */
+static uint64_t duties(struct hcl_context *ctx)
+{
+    hclient_comm_t *v;
+    size_t n = take_comms(ctx, &v);
+    uint64_t now = hcl_now();
+    uint64_t wait = UINT64_MAX;
+    if (!hcl_context_lost(ctx)) {
+        if (now >= ctx->next_tick) {
+            tick(ctx, v, n);
+            ctx->next_tick = now + TICK_NS;
+        }
+        wait = ctx->next_tick - now;
+        /* Raised first: a post that sees it lowered wakes this thread, one that sees it raised is seen here. */
+        atomic_store(&ctx->feeding, true);
+        uint64_t f = feed(ctx, v, n);
+        if (f != 0 && f < wait)
+            wait = f;
+        atomic_store(&ctx->feeding, f != 0);
+        if (f == 0 && feed(ctx, v, n) != 0)
+            wait = FEED_FAST_NS;
+    } else if (atomic_load(&ctx->dead) && n > 0) {
+        poison(v, n);
+        wait = POISON_NS;
+    }
+    put_comms(v, n);
+    return wait;
+}
+
+static void drain_wake(struct hcl_context *ctx)
+{
+    uint64_t count;
+    ssize_t n = read(ctx->wake, &count, sizeof(count));
+    (void)n;
+}
+
+void *hcl_watcher_main(void *arg)
+{
+    struct hcl_context *ctx = arg;
+    prctl(PR_SET_NAME, "hclient-watch");
+    char *buf = malloc(HRP_MSG_MAX);
+    if (buf == NULL)
+        hcl_context_lose(ctx, HRP_RESOURCE, "out of memory: hclient's watcher thread cannot work");
+    bool hung_up = false;
+    while (!atomic_load(&ctx->stop)) {
+        uint64_t wait = duties(ctx);
+        bool lost = hcl_context_lost(ctx) != 0;
+        if (lost && !hung_up) {
+            /* A daemon that lives on (it was only slow, or this side gave up) sees the session end. */
+            shutdown(ctx->sock, SHUT_RDWR);
+            hung_up = true;
+            continue;
+        }
+        struct pollfd pfd[] = {
+            {.fd = ctx->wake, .events = POLLIN},
+            {.fd = lost ? -1 : ctx->sock, .events = POLLIN},
+            {.fd = atomic_load(&ctx->dead) ? -1 : ctx->daemon_pidfd, .events = POLLIN},
+        };
+        struct timespec ts = hcl_timespec(wait == UINT64_MAX ? 0 : wait);
+        if (ppoll(pfd, 3, wait == UINT64_MAX ? NULL : &ts, NULL) <= 0)
+            continue;
+        if (pfd[0].revents)
+            drain_wake(ctx);
+        if (pfd[2].revents) {
+            atomic_store(&ctx->dead, true);
+            lose_socket(ctx, "its process is gone");
+        }
+        if (pfd[1].revents && !hcl_context_lost(ctx))
+            receive(ctx, buf);
+    }
+    free(buf);
+    return NULL;
+}
