@@ -317,7 +317,7 @@ static bool next_item(const char **s, char *item, size_t size)
 static bool set_addrs(struct hrd_config *c, const struct hrd_key *key, const char *value)
 {
     struct hrd_addr_list list = {0};
-    char item[64];
+    char item[64] = ""; /* zero behind the text: a reload compares the members as bytes */
     while (next_item(&value, item, sizeof(item))) {
         if (list.n == HRD_MAX_LISTEN || !valid_addr(item))
             return false;

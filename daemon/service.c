@@ -18,6 +18,7 @@
 #include "daemon/log.h"
 #include "daemon/notify.h"
 #include "daemon/session.h"
+#include "daemon/status.h"
 #include "daemon/version.h"
 
 #define TICK_MS 1000
@@ -136,6 +137,10 @@ static void dispatch(struct service *s, struct hrd_event *ev)
         hrd_member_event(d, ev);
         break;
     case HRD_EV_COMM_READY:
+        hrd_member_event(d, ev);
+        if (ev->status == HRP_OK)
+            hrd_path_log(d, ev->comm);
+        break;
     case HRD_EV_COMM_LEFT:
     case HRD_EV_COMM_GONE:
         hrd_member_event(d, ev);
@@ -381,6 +386,7 @@ static void end_parts(struct service *s)
         hrd_members_free(d);
     if (d->peers)
         hrd_peers_free(d);
+    hrd_status_stop(d);
     hrd_sessions_free(d);
     hrd_listener_free(s->listener);
     drain_loop(s);

@@ -184,7 +184,7 @@ void hrd_session_kill(struct hrd_session *s, const char *why)
     uv_idle_start(&ss->reaper, on_reaper);
 }
 
-void hrd_session_fault(struct hrd_session_priv *p, const char *fmt, ...)
+void hrd_client_fault(struct hrd_session_priv *p, const char *fmt, ...)
 {
     struct hrd_sessions *ss = p->d->sessions;
     char why[512];
@@ -206,8 +206,8 @@ void hrd_session_fault(struct hrd_session_priv *p, const char *fmt, ...)
     hrd_session_kill(&p->pub, why);
 }
 
-void hrd_session_refuse(struct hrd_session_priv *p, uint64_t cookie, enum hrp_status status, const char *fmt,
-                        ...)
+void hrd_client_refuse(struct hrd_session_priv *p, uint64_t cookie, enum hrp_status status, const char *fmt,
+                       ...)
 {
     struct hrd_sessions *ss = p->d->sessions;
     char text[600];
@@ -254,7 +254,9 @@ static void end_session(struct hrd_session_priv *p)
     struct hrd_daemon *d = p->d;
     hrd_session_flush(p);
     hrd_session_io_stop(p);
-    hrd_info("session %llu ends: %s", (unsigned long long)p->pub.sid, p->why);
+    if (!p->fault) /* that was logged, with a limit */
+        hrd_log(p->ctl ? HRD_LOG_DEBUG : HRD_LOG_INFO, "session %llu ends: %s",
+                (unsigned long long)p->pub.sid, p->why);
     if (p->opened)
         hrd_member_session_gone(d, &p->pub, p->why);
     p->state = HRD_S_RELEASED;
@@ -289,7 +291,7 @@ void hrd_session_event(struct hrd_daemon *d, const struct hrd_event *ev)
         return;
     switch (ev->type) {
     case HRD_EV_SESSION_FAULT:
-        hrd_session_fault(p, "%s", ev->text);
+        hrd_client_fault(p, "%s", ev->text);
         break;
     case HRD_EV_BUFFER_GONE:
         hrd_session_buffer_gone(p, ev->id);
@@ -314,10 +316,10 @@ static void on_guard(uv_poll_t *handle, int status, int events)
         return;
     for (struct hrd_session_priv *p = ss->all; p; p = p->next) {
         if (atomic_load_explicit(&p->poisoned, memory_order_seq_cst))
-            hrd_session_fault(p,
-                              "memory that process %d shares vanished (a hole was punched, or a memory limit "
-                              "reached)",
-                              (int)p->pub.pid);
+            hrd_client_fault(p,
+                             "memory that process %d shares vanished (a hole was punched, or a memory limit "
+                             "reached)",
+                             (int)p->pub.pid);
     }
 }
 

@@ -104,7 +104,7 @@ static void send_encoded(struct hrd_session_priv *p, const struct hrp_msg *msg, 
     long len = hrp_msg_encode(msg, buf, sizeof(buf));
     if (len < 0) {
         /* A reply that the daemon itself could not form: its own mistake, but only this client waits for it. */
-        hrd_session_fault(p, "the daemon could not encode %s", hrp_msg_name(msg->type));
+        hrd_client_fault(p, "the daemon could not encode %s", hrp_msg_name(msg->type));
         return;
     }
     if (!p->out_first) {
@@ -125,8 +125,8 @@ static bool may_send(struct hrd_session_priv *p)
         return false;
     if (p->out_bytes <= OUT_LIMIT)
         return true;
-    hrd_session_fault(p, "process %d does not read its socket: %zu bytes of replies wait", (int)p->pub.pid,
-                      p->out_bytes);
+    hrd_client_fault(p, "process %d does not read its socket: %zu bytes of replies wait", (int)p->pub.pid,
+                     p->out_bytes);
     return false;
 }
 
@@ -208,7 +208,7 @@ static void no_descriptor(struct hrd_session_priv *p, uint64_t cookie)
         "the daemon has no free descriptor to receive yours (limit %llu); raise LimitNOFILE= of "
         "hreduced.service or connect fewer processes";
     if (p->state == HRD_S_HELLO)
-        hrd_session_refuse(p, cookie, HRP_RESOURCE, fmt, (unsigned long long)lim.rlim_cur);
+        hrd_client_refuse(p, cookie, HRP_RESOURCE, fmt, (unsigned long long)lim.rlim_cur);
     else
         hrd_session_error(&p->pub, cookie, HRP_RESOURCE, HRP_SCOPE_NONE, fmt,
                           (unsigned long long)lim.rlim_cur);
@@ -223,7 +223,7 @@ static long read_refused(struct hrd_session_priv *p, void *buf, size_t size)
     if (n > 0) {
         struct hrp_msg_hdr hdr = {0};
         memcpy(&hdr, buf, (size_t)n < sizeof(hdr) ? (size_t)n : sizeof(hdr));
-        hrd_session_refuse(p, hdr.cookie, HRP_RESOURCE, "%s", p->refusal);
+        hrd_client_refuse(p, hdr.cookie, HRP_RESOURCE, "%s", p->refusal);
     }
     return n;
 }
@@ -254,14 +254,14 @@ static bool read_one(struct hrd_session_priv *p)
     if (n < 0 || hrp_msg_decode(&msg, buf, (size_t)n) != 0) {
         if (nfds > 0)
             close(fd);
-        hrd_session_fault(p, "process %d sent a malformed message", (int)p->pub.pid);
+        hrd_client_fault(p, "process %d sent a malformed message", (int)p->pub.pid);
         return false;
     }
     if (nfds != hrp_msg_nfds(msg.type)) {
         if (nfds > 0)
             close(fd);
-        hrd_session_fault(p, "process %d sent %s with %d descriptors instead of %d", (int)p->pub.pid,
-                          hrp_msg_name(msg.type), nfds, hrp_msg_nfds(msg.type));
+        hrd_client_fault(p, "process %d sent %s with %d descriptors instead of %d", (int)p->pub.pid,
+                         hrp_msg_name(msg.type), nfds, hrp_msg_nfds(msg.type));
         return false;
     }
     hrd_session_request(p, &msg, fd);
@@ -316,8 +316,8 @@ int hrd_session_watch_pid(struct hrd_session_priv *p, int pidfd)
 static void on_hello_timeout(uv_timer_t *timer)
 {
     struct hrd_session_priv *p = timer->data;
-    hrd_session_fault(p, "process %d connected and said nothing for %d s", (int)p->pub.pid,
-                      HELLO_TIMEOUT_MS / 1000);
+    hrd_client_fault(p, "process %d connected and said nothing for %d s", (int)p->pub.pid,
+                     HELLO_TIMEOUT_MS / 1000);
 }
 
 int hrd_session_io_start(struct hrd_session_priv *p)

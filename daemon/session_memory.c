@@ -66,7 +66,7 @@ static int charge(struct hrd_session_priv *p, struct hrd_charge *c, uint64_t coo
             (unsigned)p->pub.uid, hrd_size_text(hrd_quota_bytes(q, p->pub.uid), held, sizeof(held)),
             hrd_size_text(bytes, more, sizeof(more)), hrd_size_text(limits.bytes, limit, sizeof(limit)));
     if (p->state == HRD_S_HELLO)
-        hrd_session_refuse(p, cookie, HRP_RESOURCE, "%s", text);
+        hrd_client_refuse(p, cookie, HRP_RESOURCE, "%s", text);
     else
         hrd_session_error(&p->pub, cookie, HRP_RESOURCE, HRP_SCOPE_NONE, "%s", text);
     return -1;
@@ -162,7 +162,7 @@ static void make_done(uv_work_t *work, int status)
         p->slots[j->slot].window_pending = false;
     if (p->state < HRD_S_ENDING) {
         if (j->fd < 0 && p->state == HRD_S_HELLO)
-            hrd_session_refuse(p, j->cookie, HRP_RESOURCE, "%s", j->err);
+            hrd_client_refuse(p, j->cookie, HRP_RESOURCE, "%s", j->err);
         else if (j->fd < 0)
             hrd_session_error(&p->pub, j->cookie, HRP_RESOURCE, HRP_SCOPE_NONE, "%s", j->err);
         else if (j->kind == JOB_SEGMENT)
@@ -229,15 +229,15 @@ static void segment_made(struct hrd_session_priv *p, struct job *j)
 {
     p->doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (p->doorbell < 0) {
-        hrd_session_refuse(p, j->cookie, HRP_RESOURCE,
-                           "the daemon has no free descriptor for this process: %s; raise LimitNOFILE= of "
-                           "hreduced.service",
-                           strerror(errno));
+        hrd_client_refuse(p, j->cookie, HRP_RESOURCE,
+                          "the daemon has no free descriptor for this process: %s; raise LimitNOFILE= of "
+                          "hreduced.service",
+                          strerror(errno));
         return;
     }
     p->slots = calloc(j->ncomms, sizeof(*p->slots));
     if (!p->slots || adopt(p, &j->mem) != 0) {
-        hrd_session_refuse(p, j->cookie, HRP_RESOURCE, "the daemon is out of memory");
+        hrd_client_refuse(p, j->cookie, HRP_RESOURCE, "the daemon is out of memory");
         return;
     }
     p->nslots = j->ncomms;
@@ -265,8 +265,8 @@ void hrd_session_welcome(struct hrd_session_priv *p, uint64_t cookie, int segmen
     snprintf(w->version, sizeof(w->version), "%s", HRD_VERSION);
     p->state = HRD_S_OPEN;
     p->opened = true;
-    hrd_info("session %llu: process %d (%s) of uid %u", (unsigned long long)p->pub.sid, (int)p->pub.pid,
-             p->command, (unsigned)p->pub.uid);
+    hrd_log(p->ctl ? HRD_LOG_DEBUG : HRD_LOG_INFO, "session %llu: process %d (%s) of uid %u",
+            (unsigned long long)p->pub.sid, (int)p->pub.pid, p->command, (unsigned)p->pub.uid);
     hrd_session_send(&p->pub, &msg, fds, 3);
 }
 

@@ -100,11 +100,10 @@ struct hrd_sessions {
 /* ---- session.c ---- */
 
 /* Protocol fault: counted, logged with a limit, ends the session. */
-void hrd_session_fault(struct hrd_session_priv *p, const char *fmt, ...)
-    __attribute__((format(printf, 2, 3)));
+void hrd_client_fault(struct hrd_session_priv *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Answers HELLO with ERROR and ends the session; logged with a limit. */
-void hrd_session_refuse(struct hrd_session_priv *p, uint64_t cookie, enum hrp_status status, const char *fmt,
-                        ...) __attribute__((format(printf, 4, 5)));
+void hrd_client_refuse(struct hrd_session_priv *p, uint64_t cookie, enum hrp_status status, const char *fmt,
+                       ...) __attribute__((format(printf, 4, 5)));
 /* Frees the session when nobody holds it any more. */
 void hrd_session_try_free(struct hrd_session_priv *p);
 /* Ending ones too. */

@@ -68,25 +68,29 @@ static bool take_pidfd(struct hrd_session_priv *p, uint64_t cookie, int fd)
     if (pid == 0 || p->pub.pid == 0) {
         close(fd);
         if (p->pub.pid == 0)
-            hrd_session_refuse(
+            hrd_client_refuse(
                 p, cookie, HRP_REFUSED,
                 "the daemon cannot see this process, because it is in another pid namespace; run "
                 "hreduced in the initial one, or the job in the daemon's");
         else
-            hrd_session_fault(p, "process %d sent something else than a pidfd in its HELLO", (int)p->pub.pid);
+            hrd_client_fault(p, "process %d sent something else than a pidfd in its HELLO", (int)p->pub.pid);
+        return false;
+    }
+    if (pid < 0) {
+        close(fd);
+        hrd_session_kill(&p->pub, "its process died before it was served");
         return false;
     }
     if (pid != p->pub.pid) {
         close(fd);
-        hrd_session_fault(p, "process %d sent the pidfd of process %ld in its HELLO", (int)p->pub.pid, pid);
+        hrd_client_fault(p, "process %d sent the pidfd of process %ld in its HELLO", (int)p->pub.pid, pid);
         return false;
     }
     int rc = hrd_session_watch_pid(p, fd);
     if (rc != 0) {
         if (!p->pid_polled)
             close(fd);
-        hrd_session_refuse(p, cookie, HRP_SYSTEM, "the daemon cannot watch this process: %s",
-                           uv_strerror(rc));
+        hrd_client_refuse(p, cookie, HRP_SYSTEM, "the daemon cannot watch this process: %s", uv_strerror(rc));
         return false;
     }
     return true;
@@ -97,13 +101,13 @@ static void on_hello(struct hrd_session_priv *p, uint64_t cookie, const struct h
     struct hrd_daemon *d = p->d;
     if (p->hello_taken) {
         close(fd);
-        hrd_session_fault(p, "process %d said HELLO twice", (int)p->pub.pid);
+        hrd_client_fault(p, "process %d said HELLO twice", (int)p->pub.pid);
         return;
     }
     p->hello_taken = true;
     if (m->abi >> 16 != HRP_ABI_MAJOR) {
         close(fd);
-        hrd_session_refuse(
+        hrd_client_refuse(
             p, cookie, HRP_VERSION,
             "libhclient speaks version %u of the session protocol and hreduced version %u; install "
             "the libhclient that came with this hreduced and start the job again",
@@ -117,11 +121,11 @@ static void on_hello(struct hrd_session_priv *p, uint64_t cookie, const struct h
     if (p->ctl) {
         hrd_session_welcome(p, cookie, -1);
     } else if (d->stopping) {
-        hrd_session_refuse(p, cookie, HRP_SHUTDOWN, "the daemon on %s is stopping; try again", d->node_name);
+        hrd_client_refuse(p, cookie, HRP_SHUTDOWN, "the daemon on %s is stopping; try again", d->node_name);
     } else if (d->sessions->counted >= d->cfg.max_sessions) {
-        hrd_session_refuse(p, cookie, HRP_RESOURCE,
-                           "the daemon serves %u processes already; raise max_sessions (%u) in hreduced.conf",
-                           d->sessions->counted, d->cfg.max_sessions);
+        hrd_client_refuse(p, cookie, HRP_RESOURCE,
+                          "the daemon serves %u processes already; raise max_sessions (%u) in hreduced.conf",
+                          d->sessions->counted, d->cfg.max_sessions);
     } else {
         hrd_session_make_segment(p, cookie);
     }
@@ -241,14 +245,14 @@ void hrd_session_request(struct hrd_session_priv *p, const struct hrp_msg *msg, 
     if (p->state != HRD_S_OPEN) {
         if (fd >= 0)
             close(fd);
-        hrd_session_fault(p, "process %d sent %s before its HELLO was answered", (int)p->pub.pid,
-                          hrp_msg_name(msg->type));
+        hrd_client_fault(p, "process %d sent %s before its HELLO was answered", (int)p->pub.pid,
+                         hrp_msg_name(msg->type));
         return;
     }
     if (on_ctl_request(p, msg) || (!p->ctl && on_job_request(p, msg, fd)))
         return;
     if (fd >= 0)
         close(fd);
-    hrd_session_fault(p, "process %d sent %s, which is not a %s's to send", (int)p->pub.pid,
-                      hrp_msg_name(msg->type), p->ctl ? "control client" : "client");
+    hrd_client_fault(p, "process %d sent %s, which is not a %s's to send", (int)p->pub.pid,
+                     hrp_msg_name(msg->type), p->ctl ? "control client" : "client");
 }

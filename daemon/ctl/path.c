@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/* hreducectl path */
+#include "daemon/ctl/ctl.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "proto/wire.h"
+
+static void print_line(const char *label, const char *text)
+{
+    /* Reports have words of the daemon only, but a terminal obeys control characters from anywhere. */
+    printf("  %-16s ", label);
+    for (; *text; text++)
+        putchar((unsigned char)*text < 0x20 || *text == 0x7f ? '?' : *text);
+    putchar('\n');
+}
+
+static void print_stage(const json_t *s)
+{
+    const json_t *peers = json_object_get(s, "peers"), *p;
+    size_t i;
+    print_line(ctl_str(s, "stage", "?"), ctl_str(s, "used", "?"));
+    json_array_foreach(peers, i, p)
+    {
+        print_line("", ctl_format("node %" PRId64 " %s: %s, %" PRId64 " streams, %s", ctl_int(p, "node"),
+                                  ctl_str(p, "name", "?"), ctl_str(p, "transport", "?"),
+                                  ctl_int(p, "streams"), ctl_str(p, "address", "")));
+    }
+    if (json_object_get(s, "wanted")) {
+        print_line("    wanted", ctl_str(s, "wanted", ""));
+        print_line("    because", ctl_str(s, "reason", ""));
+        print_line("    remedy", ctl_str(s, "remedy", ""));
+    }
+}
+
+static void print_path(const json_t *path)
+{
+    const json_t *stages = json_object_get(path, "stages"), *s;
+    size_t i;
+    printf("communicator %s: %s, here node %" PRId64 " (%s)\n", ctl_str(path, "comm", "?"),
+           ctl_str(path, "layout", "?"), ctl_int(path, "node"), ctl_str(path, "node_name", "?"));
+    json_array_foreach(stages, i, s) print_stage(s);
+}
+
+int ctl_path(const struct ctl_options *o)
+{
+    json_t *doc = NULL;
+    int rc = ctl_ask_once(o->socket, HRP_MSG_PATH, &doc);
+    if (rc != CTL_OK)
+        return rc;
+    const json_t *paths = json_object_get(doc, "paths"), *p;
+    size_t i;
+    if (o->json) {
+        json_dumpf(doc, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        putchar('\n');
+    } else if (json_array_size(paths) == 0) {
+        printf("no communicators on node %s\n", ctl_str(doc, "node", "?"));
+    }
+    if (!o->json) {
+        json_array_foreach(paths, i, p)
+        {
+            if (i > 0)
+                putchar('\n');
+            print_path(p);
+        }
+    }
+    json_decref(doc);
+    return CTL_OK;
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: MIT */
+/* The path report: never a guess, so every stage names what the agent really uses. */
+#include "daemon/status.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* One stage. Strings that are NULL or empty are left out: without `reason` nothing else was wanted. */
+static json_t *stage(json_t *stages, const char *name, const char *used)
+{
+    json_t *s = json_pack("{s:s, s:s}", "stage", name, "used", used);
+    json_array_append_new(stages, s);
+    return s;
+}
+
+static void wanted(json_t *s, const char *what, const char *reason, const char *remedy)
+{
+    json_object_set_new(s, "wanted", json_string(what));
+    json_object_set_new(s, "reason", json_string(reason));
+    json_object_set_new(s, "remedy", json_string(remedy));
+}
+
+/* "4 nodes x 8 ranks", or the counts when they differ. */
+static void layout_text(const struct hrd_snapshot_comm *c, const json_t *member, char *buf, size_t len)
+{
+    const json_t *nodes = json_object_get(member, "nodes"), *node;
+    size_t i, at = 0;
+    json_int_t first = json_integer_value(json_object_get(json_array_get(nodes, 0), "ranks"));
+    bool even = first > 0;
+    json_array_foreach(nodes, i, node) even =
+        even && json_integer_value(json_object_get(node, "ranks")) == first;
+    if (even) {
+        snprintf(buf, len, "%u node%s x %d rank%s", c->nnodes, c->nnodes == 1 ? "" : "s", (int)first,
+                 first == 1 ? "" : "s");
+        return;
+    }
+    at = (size_t)snprintf(buf, len, "%u ranks on %u node%s", c->nranks, c->nnodes, c->nnodes == 1 ? "" : "s");
+    json_array_foreach(nodes, i, node)
+    {
+        if (at >= len)
+            return;
+        at += (size_t)snprintf(buf + at, len - at, "%s%" JSON_INTEGER_FORMAT, i == 0 ? ": " : " + ",
+                               json_integer_value(json_object_get(node, "ranks")));
+    }
+}
+
+static void buffers_stage(json_t *stages, const struct hrd_snapshot_comm *c)
+{
+    char used[128];
+    if (c->bytes == 0) {
+        stage(stages, "buffers", "nothing moved yet");
+        return;
+    }
+    unsigned percent = (unsigned)((double)c->staged_bytes * 100.0 / (double)(c->bytes * c->nlocal) + 0.5);
+    if (percent > 100)
+        percent = 100;
+    if (percent == 0) {
+        stage(stages, "buffers", "shared memory, no copies");
+        return;
+    }
+    snprintf(used, sizeof(used), "%u%% copied through the staging window, %u%% shared without copies",
+             percent, 100 - percent);
+    wanted(stage(stages, "buffers", used), "shared memory, no copies",
+           "the job passes ordinary memory, which the daemon cannot see",
+           "take buffers from hclient_mem_alloc()");
+}
+
+static void local_stage(json_t *stages, const char *name, const struct hrd_snapshot *snap,
+                        const struct hrd_snapshot_comm *c)
+{
+    char used[160];
+    snprintf(used, sizeof(used), "host engine, %s, %u thread%s, %u local rank%s", snap->simd, snap->threads,
+             snap->threads == 1 ? "" : "s", c->nlocal, c->nlocal == 1 ? "" : "s");
+    stage(stages, name, used);
+}
+
+static const struct hrd_snapshot_link *find_link(const struct hrd_snapshot *snap, json_int_t peer)
+{
+    for (uint32_t i = 0; i < snap->nlinks; i++) {
+        if ((json_int_t)snap->link[i].peer == peer)
+            return &snap->link[i];
+    }
+    return NULL;
+}
+
+static json_t *peers_of(const struct hrd_snapshot *snap, const json_t *member)
+{
+    const json_t *nodes = json_object_get(member, "nodes"), *node;
+    json_t *peers = json_array();
+    size_t i;
+    json_array_foreach(nodes, i, node)
+    {
+        const json_t *peer = json_object_get(node, "peer");
+        const struct hrd_snapshot_link *l =
+            json_is_integer(peer) ? find_link(snap, json_integer_value(peer)) : NULL;
+        const json_t *name = json_object_get(node, "name");
+        if (!json_is_integer(peer))
+            continue;
+        json_array_append_new(peers,
+                              json_pack("{s:i, s:s, s:s, s:i, s:s}", "node", (int)i, "name",
+                                        json_is_string(name) ? json_string_value(name) : "?", "transport",
+                                        l && l->transport[0] ? l->transport : "none (link lost)", "streams",
+                                        l ? (int)l->nstreams : 0, "address", l ? l->detail : ""));
+    }
+    return peers;
+}
+
+/* What all links have in common, or "mixed". */
+static const char *common_transport(const json_t *peers)
+{
+    const json_t *peer;
+    const char *name = NULL;
+    size_t i;
+    json_array_foreach(peers, i, peer)
+    {
+        const char *t = json_string_value(json_object_get(peer, "transport"));
+        if (name && strcmp(name, t) != 0)
+            return "mixed, see the peers";
+        name = t;
+    }
+    return name ? name : "no link";
+}
+
+static void exchange_stage(json_t *stages, const struct hrd_daemon *d, const struct hrd_snapshot *snap,
+                           const struct hrd_snapshot_comm *c, const json_t *member)
+{
+    char used[200];
+    if (c->nnodes == 1) {
+        stage(stages, "exchange", "none: all ranks are on this node");
+        return;
+    }
+    json_t *peers = peers_of(snap, member);
+    json_int_t streams = json_integer_value(json_object_get(json_array_get(peers, 0), "streams"));
+    const char *transport = common_transport(peers);
+    bool forced = d->cfg.transport != 0;
+    snprintf(used, sizeof(used), "%s%s, %d stream%s a peer, peers not authenticated", transport,
+             forced ? " (forced by transport in hreduced.conf)" : "", (int)streams, streams == 1 ? "" : "s");
+    json_t *s = stage(stages, "exchange", used);
+    json_object_set_new(s, "peers", peers);
+    if (!forced)
+        wanted(s, "verbs", "this version of hreduced has no verbs transport",
+               "none; a later version will have it");
+}
+
+static void algorithm_stage(json_t *stages, const struct hrd_daemon *d, const struct hrd_snapshot_comm *c)
+{
+    char name[32];
+    json_t *s = stage(stages, "algorithm", c->last_plan[0] ? c->last_plan : "no operation yet");
+    if (d->cfg.algorithm != 0)
+        json_object_set_new(s, "configured",
+                            json_string(hrd_config_get(&d->cfg, "algorithm", name, sizeof(name))));
+}
+
+json_t *hrd_path_json(const struct hrd_daemon *d, const struct hrd_snapshot *snap,
+                      const struct hrd_snapshot_comm *c, const json_t *member)
+{
+    char id[24], layout[256];
+    json_t *stages = json_array();
+    snprintf(id, sizeof(id), "%016" PRIx64, c->comm);
+    layout_text(c, member, layout, sizeof(layout));
+    buffers_stage(stages, c);
+    local_stage(stages, "local reduce", snap, c);
+    exchange_stage(stages, d, snap, c, member);
+    algorithm_stage(stages, d, c);
+    local_stage(stages, "local broadcast", snap, c);
+    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:o}", "comm", id, "layout", layout, "nranks",
+                     (int)c->nranks, "nnodes", (int)c->nnodes, "node", (int)c->node, "nlocal", (int)c->nlocal,
+                     "node_name", d->node_name, "stages", stages);
+}
+
+void hrd_path_line(const json_t *path, char *buf, size_t len)
+{
+    const json_t *stages = json_object_get(path, "stages"), *s;
+    size_t i, at = (size_t)snprintf(buf, len, "%s", json_string_value(json_object_get(path, "layout")));
+    json_array_foreach(stages, i, s)
+    {
+        const json_t *reason = json_object_get(s, "reason");
+        if (at >= len)
+            return;
+        at += (size_t)snprintf(buf + at, len - at, "; %s: %s", json_string_value(json_object_get(s, "stage")),
+                               json_string_value(json_object_get(s, "used")));
+        if (reason && at < len)
+            at +=
+                (size_t)snprintf(buf + at, len - at, " (wanted %s: %s)",
+                                 json_string_value(json_object_get(s, "wanted")), json_string_value(reason));
+    }
+}
