@@ -186,6 +186,8 @@ FORCE:
 quiet = @printf '  %-4s %s\n' '$(1)' '$@';
 
 $(BUILD)/obj/daemon/%.o $(BUILD)/obj/tests/unit/%.o: PART_CFLAGS := $(DAEMON_CFLAGS)
+# An example includes what a user has: the public header alone.
+$(BUILD)/obj/client/examples/%.o: PART_CFLAGS := -Iclient
 $(BUILD)/obj/tests/bench/%_mpi.o: CC := mpicc
 
 $(BUILD)/obj/%.o: %.c $(BUILD)/obj/flags
