@@ -152,6 +152,31 @@ static void algorithm_stage(json_t *stages, const struct hrd_daemon *d, const st
                             json_string(hrd_config_get(&d->cfg, "algorithm", name, sizeof(name))));
 }
 
+json_t *hrd_algorithms_json(const struct hrd_snapshot_comm *c)
+{
+    static const char *const algo[HRP_NALGOS] = {"local", "direct", "gather", "pairwise", "ring", "tree"};
+    json_t *ops = json_object();
+    for (unsigned i = 0; i < HRP_NALGOS; i++)
+        if (c->algo_ops[i] > 0)
+            json_object_set_new(ops, algo[i], json_integer((json_int_t)c->algo_ops[i]));
+    return ops;
+}
+
+/* What a job needs to measure an op's cost between the nodes and to know which result is promised. */
+static void add_figures(json_t *path, const struct hrd_snapshot_comm *c, const json_t *member)
+{
+    static const char *const settings[] = {"reproducible", "wire"};
+    json_object_set_new(path, "ops_done", json_integer((json_int_t)c->ops_done));
+    json_object_set_new(path, "tx_bytes", json_integer((json_int_t)c->tx_bytes));
+    json_object_set_new(path, "rx_bytes", json_integer((json_int_t)c->rx_bytes));
+    json_object_set_new(path, "algorithms", hrd_algorithms_json(c));
+    for (unsigned i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
+        json_t *v = json_object_get(member, settings[i]);
+        if (v)
+            json_object_set(path, settings[i], v);
+    }
+}
+
 json_t *hrd_path_json(const struct hrd_daemon *d, const struct hrd_snapshot *snap,
                       const struct hrd_snapshot_comm *c, const json_t *member)
 {
@@ -164,9 +189,11 @@ json_t *hrd_path_json(const struct hrd_daemon *d, const struct hrd_snapshot *sna
     exchange_stage(stages, d, snap, c, member);
     algorithm_stage(stages, d, c);
     local_stage(stages, "local broadcast", snap, c);
-    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:o}", "comm", id, "layout", layout, "nranks",
+    json_t *path = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:o}", "comm", id, "layout", layout, "nranks",
                      (int)c->nranks, "nnodes", (int)c->nnodes, "node", (int)c->node, "nlocal", (int)c->nlocal,
                      "node_name", d->node_name, "stages", stages);
+    add_figures(path, c, member);
+    return path;
 }
 
 void hrd_path_line(const json_t *path, char *buf, size_t len)

@@ -198,13 +198,7 @@ static void add_comm_figures(json_t *m, const struct hrd_snapshot_comm *c)
     json_object_set_new(m, "last_op_age_ms",
                         c->last_op_age_ms != UINT64_MAX ? json_integer((json_int_t)c->last_op_age_ms)
                                                         : json_null());
-    static const char *const algo[HRP_NALGOS] = {"local", "direct", "gather", "pairwise", "ring", "tree"};
-    json_t *ops = json_object();
-    for (unsigned i = 0; i < HRP_NALGOS; i++) {
-        if (c->algo_ops[i] > 0)
-            set_int(ops, algo[i], c->algo_ops[i]);
-    }
-    json_object_set_new(m, "algorithms", ops);
+    json_object_set_new(m, "algorithms", hrd_algorithms_json(c));
 }
 
 static json_t *comms_json(struct hrd_daemon *d, const struct hrd_snapshot *snap, const struct asker *who)

@@ -20,7 +20,9 @@ void hrd_status_stop(struct hrd_daemon *d);
  */
 json_t *hrd_path_json(const struct hrd_daemon *d, const struct hrd_snapshot *snap,
                       const struct hrd_snapshot_comm *comm, const json_t *member);
-/* The same in one line. */
+/* Ops by the algorithm that moved them between the nodes, those that occurred. New reference. */
+json_t *hrd_algorithms_json(const struct hrd_snapshot_comm *comm);
+/* The path report in one line. */
 void hrd_path_line(const json_t *path, char *buf, size_t len);
 
 #endif
