@@ -262,10 +262,10 @@ $(UNIT_TESTS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
 	@mkdir -p $(@D)
 	$(call quiet,LD)$(link) $< $(call group,$(UNIT_PARTS)) -lcmocka $(DAEMON_LIBS)
 
-JOB_PARTS := test kernels proto
+JOB_PARTS := test perf kernels proto
 $(JOB_TESTS) $(BENCHES): $(BUILD)/%: $(BUILD)/obj/%.o $(LIBHCLIENT) $(call lib,$(JOB_PARTS))
 	@mkdir -p $(@D)
-	$(call quiet,LD)$(link) $< $(LIBHCLIENT) $(call group,$(JOB_PARTS)) -Wl,-rpath,'$$ORIGIN/../..' -lm
+	$(call quiet,LD)$(link) $< $(call group,$(JOB_PARTS)) $(LIBHCLIENT) -Wl,-rpath,'$$ORIGIN/../..' -lm
 $(MPI_SRC:%.c=$(BUILD)/%): CC := mpicc
 
 $(FUZZERS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))

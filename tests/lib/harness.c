@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: MIT */
+/* The parent's side: daemons, jobs, and looking at them from outside. */
+#include "tests/lib/harness.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+void ht_die(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fflush(stdout);
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+    va_end(ap);
+    exit(1);
+}
+
+void ht_skip(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fflush(stderr);
+    vprintf(fmt, ap);
+    printf("\n");
+    va_end(ap);
+    exit(77);
+}
+
+unsigned ht_ms(unsigned ms)
+{
+    const char *scale = getenv("HREDUCE_TIME_SCALE");
+    int factor = scale ? atoi(scale) : 1;
+    return factor > 1 ? ms * (unsigned)factor : ms;
+}
+
+bool ht_sanitized(void)
+{
+    const char *s = getenv("HREDUCE_SANITIZE");
+    return s && s[0];
+}
+
+uint64_t ht_memory_available(void)
+{
+    unsigned long kib = 0;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "MemAvailable: %lu kB", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return (uint64_t)kib << 10;
+}
+
+/* ---- daemons and jobs ------------------------------------------------------------------------------------ */
+
+struct hpf_cluster *ht_cluster(unsigned nnodes, const char *const *keys)
+{
+    char err[2048];
+    unsigned nkeys = 0;
+    while (keys && keys[nkeys])
+        nkeys++;
+    struct hpf_cluster_options options = {
+        .nnodes = nnodes, .keys = keys, .nkeys = nkeys, .timeout_ms = ht_ms(20000)};
+    struct hpf_cluster *c = NULL;
+    if (hpf_cluster_new(&c, &options, err, sizeof(err)) < 0)
+        ht_die("%s", err);
+    return c;
+}
+
+void ht_cluster_end(struct hpf_cluster *c)
+{
+    char err[2048];
+    if (hpf_cluster_free(c, err, sizeof(err)) < 0)
+        ht_die("%s", err);
+}
+
+/* Of the job that is being started; the ranks inherit them. */
+static size_t inherited_user_offset, inherited_expected_bytes;
+
+struct hpf_job *ht_start(struct hpf_cluster *c, const struct ht_job *job)
+{
+    char err[2048];
+    if (job->nranks > HT_MAX_RANKS)
+        ht_die("a test may have %u ranks, not %u", HT_MAX_RANKS, job->nranks);
+    inherited_expected_bytes = job->expected_bytes;
+    inherited_user_offset = (sizeof(struct ht_page) + job->expected_bytes + 63) / 64 * 64;
+    struct hpf_job_options options = {.nranks = job->nranks,
+                                      .node_of_rank = job->map,
+                                      .fn = job->fn,
+                                      .arg = job->arg,
+                                      .shared_bytes = inherited_user_offset + job->shared_bytes};
+    struct hpf_job *started = NULL;
+    if (hpf_job_start(&started, c, &options, err, sizeof(err)) < 0)
+        ht_die("%s", err);
+    ((struct ht_page *)hpf_job_shared(started))->user_offset = inherited_user_offset;
+    return started;
+}
+
+void *ht_job_user_shared(struct hpf_job *job)
+{
+    struct ht_page *page = hpf_job_shared(job);
+    return (char *)page + page->user_offset;
+}
+
+void *ht_shared(struct hpf_rank *me)
+{
+    return (char *)me->shared + inherited_user_offset;
+}
+
+size_t ht_expected_bytes(void)
+{
+    return inherited_expected_bytes;
+}
+
+void ht_finish(struct hpf_job *job, unsigned timeout_ms)
+{
+    char err[2048];
+    if (hpf_job_wait(job, ht_ms(timeout_ms), err, sizeof(err)) < 0)
+        ht_die("%s", err);
+    hpf_job_free(job);
+}
+
+void ht_run(struct hpf_cluster *c, const struct ht_job *job)
+{
+    ht_finish(ht_start(c, job), 60000);
+}
+
+/* ---- looking from outside -------------------------------------------------------------------------------- */
+
+char *ht_status(struct hpf_cluster *c, unsigned node)
+{
+    char *program = hpf_find_program("hreducectl"), *command = NULL;
+    if (!program)
+        ht_die("hreducectl is not built");
+    if (asprintf(&command, "'%s' --socket '%s' status --json", program, c->node[node].socket) < 0)
+        ht_die("out of memory");
+    FILE *f = popen(command, "re");
+    size_t n = 0, room = 1 << 20;
+    char *text = calloc(1, room);
+    if (!f || !text)
+        ht_die("cannot run %s", command);
+    n = fread(text, 1, room - 1, f);
+    text[n] = 0;
+    int status = pclose(f);
+    if (status != 0)
+        ht_die("%s ended with status %d and printed: %.500s", command, status, text);
+    free(program);
+    free(command);
+    return text;
+}
+
+static long count_entries(const char *path)
+{
+    DIR *d = opendir(path);
+    if (!d)
+        return -1;
+    long n = 0;
+    for (struct dirent *e = readdir(d); e; e = readdir(d))
+        n += e->d_name[0] != '.';
+    closedir(d);
+    return n;
+}
+
+static long count_in_proc(pid_t pid, const char *what)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, what);
+    return count_entries(path);
+}
+
+long ht_fds(pid_t pid)
+{
+    return count_in_proc(pid, "fd");
+}
+
+long ht_threads(pid_t pid)
+{
+    return count_in_proc(pid, "task");
+}
+
+long ht_shm_entries(void)
+{
+    return count_entries("/dev/shm");
+}
+
+long ht_rss_kib(pid_t pid)
+{
+    char path[64], line[128];
+    long kib = -1;
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "VmRSS: %ld kB", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return kib;
+}
+
+long ht_maps(pid_t pid)
+{
+    char path[64], line[512];
+    long n = 0;
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return -1;
+    while (fgets(line, sizeof(line), f))
+        n += strchr(line, '\n') != NULL;
+    fclose(f);
+    return n;
+}
+
+bool ht_log_has(const struct hpf_cluster *c, unsigned node, const char *text)
+{
+    char path[128], *line = NULL;
+    size_t room = 0;
+    bool found = false;
+    snprintf(path, sizeof(path), "%s/log", c->node[node].dir);
+    FILE *f = fopen(path, "re");
+    while (f && !found && getline(&line, &room, f) > 0)
+        found = strstr(line, text) != NULL;
+    free(line);
+    if (f)
+        fclose(f);
+    return found;
+}
