@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Every shape of a job gives the right result: one rank in all, one node, one rank a node, uneven numbers of
+ * ranks on the nodes, ranks dealt round-robin. timeout: 180
+ */
+#include <stdio.h>
+
+#include "tests/lib/harness.h"
+
+struct shape {
+    const char *name;
+    unsigned nnodes, nranks;
+    unsigned map[16];
+};
+
+static const struct shape shapes[] = {
+    {"1x1", 1, 1, {0}},
+    {"1x8", 1, 8, {0}},
+    {"2x1", 2, 2, {0, 1}},
+    {"2x2", 2, 4, {0, 0, 1, 1}},
+    {"3x2", 3, 6, {0, 0, 1, 1, 2, 2}},
+    {"4x2", 4, 8, {0, 0, 1, 1, 2, 2, 3, 3}},
+    {"8x1", 8, 8, {0, 1, 2, 3, 4, 5, 6, 7}},
+    {"5x1", 5, 5, {0, 1, 2, 3, 4}},
+    {"3+1+2", 3, 6, {0, 0, 0, 1, 2, 2}},
+    {"1+4", 2, 5, {0, 1, 1, 1, 1}},
+    {"3x2 round-robin", 3, 6, {0, 1, 2, 0, 1, 2}},
+    {"4x2 round-robin", 4, 8, {0, 1, 2, 3, 0, 1, 2, 3}},
+    {"last node first", 3, 5, {2, 2, 0, 1, 0}},
+    {"shuffled", 3, 8, {1, 0, 2, 1, 1, 0, 2, 1}},
+};
+#define NSHAPES (sizeof(shapes) / sizeof(shapes[0]))
+
+/* All collectives, a small and a larger size, both ways of passing memory. */
+static int rank_main(struct hpf_rank *me)
+{
+    static const uint64_t counts[] = {17, 40009};
+    struct ht_env e;
+    if (ht_join(&e, me, 0, NULL) != 0)
+        return 1;
+    for (unsigned coll = 0; coll < HRP_NCOLLS; coll++) {
+        for (unsigned k = 0; k < 2; k++) {
+            struct ht_coll c = {.coll = coll,
+                                .dtype = k ? HRP_BF16 : HRP_F32,
+                                .redop = coll == HRP_ALL_REDUCE || coll == HRP_REDUCE_SCATTER ? HRP_SUM : 0,
+                                .root = coll == HRP_BROADCAST ? me->nranks - 1 - k % me->nranks : 0,
+                                .count = counts[k],
+                                .inplace = k == 1,
+                                .send_mem = k ? HT_PLAIN : HT_ALLOC,
+                                .recv_mem = k ? HT_PLAIN : HT_ALLOC};
+            if (ht_collective(&e, &c) != 0)
+                return 1;
+            c.inplace = !c.inplace;
+            c.redop =
+                c.redop == HRP_SUM && coll != HRP_BROADCAST && coll != HRP_ALL_GATHER && coll != HRP_BARRIER
+                    ? HRP_AVG
+                    : 0;
+            if (ht_collective(&e, &c) != 0)
+                return 1;
+        }
+    }
+    return ht_leave(&e);
+}
+
+int main(void)
+{
+    for (size_t i = 0; i < NSHAPES; i++) {
+        printf("%s\n", shapes[i].name);
+        fflush(stdout);
+        struct hpf_cluster *c = ht_cluster(shapes[i].nnodes, NULL);
+        struct ht_job job = {.nranks = shapes[i].nranks, .map = shapes[i].map, .fn = rank_main};
+        ht_run(c, &job);
+        ht_cluster_end(c);
+    }
+    return 0;
+}
