@@ -100,21 +100,13 @@ static void on_sigbus(int sig, siginfo_t *info, void *context)
 int hrd_guard_init(void)
 {
     struct sigaction act = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO};
-    if (wake_fd >= 0)
-        return wake_fd;
     page_mask = ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
-    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (fd < 0)
+    if (wake_fd < 0)
+        wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wake_fd < 0)
         return -errno;
-    wake_fd = fd;
     sigemptyset(&act.sa_mask);
-    if (sigaction(SIGBUS, &act, NULL) != 0) {
-        int err = -errno;
-        close(fd);
-        wake_fd = -1;
-        return err;
-    }
-    return fd;
+    return sigaction(SIGBUS, &act, NULL) == 0 ? wake_fd : -errno;
 }
 
 static void set_range(struct range *r, uintptr_t base, size_t len, _Atomic uint32_t *poisoned)

@@ -13,8 +13,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Installs the handler. Returns an eventfd that becomes readable after each fault (the caller polls, reads and
- * never closes it), or a negative errno. Once a process; later calls return the same. */
+/*
+ * Installs the handler. Returns an eventfd that becomes readable after each fault (the caller polls, reads and
+ * never closes it), or a negative errno. Later calls return the same, and put the handler back if somebody has
+ * replaced it.
+ */
 int hrd_guard_init(void);
 
 /*

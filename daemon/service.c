@@ -94,30 +94,15 @@ static int start_agent(struct service *s, char *err, size_t errlen)
     return rc;
 }
 
-static bool is_loopback(const char *addr)
-{
-    return strncmp(addr, "127.", 4) == 0 || strcmp(addr, "::1") == 0;
-}
-
-static void announce(struct service *s)
+/* peer.c says where other daemons reach this one, and that they are not authenticated. */
+static void announce(const struct service *s)
 {
     const struct hrd_config *c = &s->d.cfg;
-    char listen[640];
-    bool open = false;
-    for (unsigned i = 0; i < c->listen.n; i++)
-        open = open || !is_loopback(c->listen.v[i]);
-    hrd_config_get(c, "listen", listen, sizeof(listen));
-    hrd_log_event(
-        HRD_LOG_NOTICE, HRD_MSGID_STARTED, 0,
-        "version " HRD_VERSION " serves %s%s and other nodes on %s port %u with %u threads and an arena of "
-        "%" PRIu64 " MiB",
-        hrd_listener_path(s->listener), hrd_listener_activated(s->listener) ? " (from systemd)" : "", listen,
-        c->port, c->threads, c->arena_bytes >> 20);
-    if (open)
-        hrd_warn(
-            "peers are not authenticated: whoever reaches %s port %u can take part in communicators and read "
-            "and change their data; keep that network to the cluster",
-            listen, c->port);
+    hrd_log_event(HRD_LOG_NOTICE, HRD_MSGID_STARTED, 0,
+                  "version " HRD_VERSION " serves %s%s with %u thread%s and an arena of %" PRIu64 " MiB",
+                  hrd_listener_path(s->listener),
+                  hrd_listener_activated(s->listener) ? " (from systemd)" : "", c->threads,
+                  c->threads == 1 ? "" : "s", c->arena_bytes >> 20);
 }
 
 /* ---- agent ------------------------------------------------------------------------------------------------ */

@@ -312,7 +312,7 @@ static void on_guard(uv_poll_t *handle, int status, int events)
     uint64_t count;
     (void)status;
     (void)events;
-    if (read(hrd_guard_init(), &count, sizeof(count)) != (ssize_t)sizeof(count))
+    if (read(ss->guard_fd, &count, sizeof(count)) != (ssize_t)sizeof(count))
         return;
     for (struct hrd_session_priv *p = ss->all; p; p = p->next) {
         if (atomic_load_explicit(&p->poisoned, memory_order_seq_cst))
@@ -342,6 +342,7 @@ int hrd_sessions_new(struct hrd_daemon *d, char *err, size_t errlen)
     }
     ss->d = d;
     ss->own_pidfd = pidfd;
+    ss->guard_fd = guard;
     uv_idle_init(d->loop, &ss->reaper);
     ss->reaper.data = ss;
     uv_poll_init(d->loop, &ss->guard_poll, guard);

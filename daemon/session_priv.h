@@ -91,6 +91,7 @@ struct hrd_sessions {
     uint64_t memory_bytes;
     uint64_t accepted, refused, faults;
     int own_pidfd;
+    int guard_fd;
     uv_idle_t reaper; /* runs only while something is ending */
     uv_poll_t guard_poll;
     struct hrd_quotas quotas;
