@@ -3,11 +3,13 @@
 #ifndef HRD_NOTIFY_H
 #define HRD_NOTIFY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* READY=1 with STATUS=; also ends a reload. */
 void hrd_notify_ready(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-void hrd_notify_status(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* False: systemd is busy; say it again later. */
+bool hrd_notify_status(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void hrd_notify_reloading(void);
 void hrd_notify_stopping(void);
 void hrd_notify_watchdog(void);

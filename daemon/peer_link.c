@@ -207,7 +207,8 @@ static void link_complete(struct hrd_daemon *d, struct hrd_peer *p)
 {
     struct link_try *t = p->attempt;
     char name[HRP_PEER_NAME + sizeof(p->where) + 4];
-    struct hrd_tcp_conn *conn = hrd_tcp_conn_new(t->fd, t->n);
+    unsigned n = t->n;
+    struct hrd_tcp_conn *conn = hrd_tcp_conn_new(t->fd, n);
     p->attempt = NULL;
     free(t);
     if (!conn) {
@@ -217,7 +218,7 @@ static void link_complete(struct hrd_daemon *d, struct hrd_peer *p)
     snprintf(name, sizeof(name), "%s (%s)", p->name, p->where);
     p->link_up = true;
     hrd_agent_link_up(d->agent, p->no, name, &hrd_transport_tcp, &conn->base);
-    hrd_info("link with node %s: %u tcp streams", name, conn->n);
+    hrd_info("link with node %s: %u tcp stream%s", name, n, n == 1 ? "" : "s");
     hrd_member_link(d, p->no, NULL);
 }
 

@@ -167,10 +167,8 @@ static void on_tick(uv_timer_t *timer)
 {
     struct service *s = timer->data;
     unsigned n = hrd_sessions_count(&s->d);
-    if (n != s->shown_sessions) {
+    if (n != s->shown_sessions && hrd_notify_status("serving %u process%s", n, n == 1 ? "" : "es"))
         s->shown_sessions = n;
-        hrd_notify_status("serving %u process%s", n, n == 1 ? "" : "es");
-    }
     uint64_t age = agent_age_ms(s);
     if (age > AGENT_STALE_MS && hrd_log_allowed(&s->stale_log, 1, 60000, NULL))
         hrd_error("the agent has not turned for %" PRIu64 " ms: operations stand still", age);

@@ -3,6 +3,7 @@
 #include "daemon/agent/types.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -230,15 +231,37 @@ static void buffer_drop(struct hrd_agent *a, const struct command *cmd)
     hrd_buffer_settle(s, b);
 }
 
+/* A unit starts when all of its input is in the window, while up to a chunk at each end still waits to be copied: a window
+   below this could wait for itself. */
+static uint64_t window_least(const struct acomm *c)
+{
+    uint64_t row = (uint64_t)c->nranks * 64 * 8; /* the stream's rows, see hrp_stage_slice() */
+    if (row < UINT64_C(1) << 20)
+        row = UINT64_C(1) << 20;
+    return c->env.unit_bytes + 2 * HRP_STAGE_CHUNK + 2 * row;
+}
+
 static void window_add(struct hrd_agent *a, const struct command *cmd)
 {
     struct asession *s = hrd_agent_session(a, cmd->sid);
-    for (struct arank *r = s ? s->ranks : NULL; r; r = r->next_in_session)
-        if (r->slot == cmd->id && !r->left) {
-            r->window = cmd->base;
-            r->window_bytes = cmd->bytes;
-            s->seen_submits--;
-        }
+    for (struct arank *r = s ? s->ranks : NULL; r; r = r->next_in_session) {
+        if (r->slot != cmd->id || r->left)
+            continue;
+        r->window = cmd->base;
+        r->window_bytes = cmd->bytes;
+        s->seen_submits--;
+        if (cmd->bytes >= window_least(r->c))
+            continue;
+        struct acomm *c = r->c;
+        hrd_comm_fail(c, HRP_RESOURCE, true,
+                      "node %s: staging_window is %" PRIu64 " KiB, but units of %" PRIu64
+                      " KiB over %u ranks need %" PRIu64 " KiB; raise staging_window there, lower unit_size "
+                                                         "on the root's node, or use hclient_mem_alloc()",
+                      a->node_name, cmd->bytes >> 10, c->env.unit_bytes >> 10, c->nranks,
+                      window_least(c) >> 10);
+        hrd_comm_settle(c);
+        return;
+    }
 }
 
 static void link_up(struct hrd_agent *a, const struct command *cmd)
