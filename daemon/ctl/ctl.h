@@ -66,7 +66,7 @@ double ctl_num(const json_t *object, const char *key);
 
 /* Short texts, each in a buffer of its own that lives until the 32nd call after it. */
 const char *ctl_bytes(int64_t bytes); /* 12.3 MiB */
-const char *ctl_age(double seconds);  /* 850 ms, 12 s, 3 min 5 s, 2 h 10 min, 4 d 3 h */
+const char *ctl_age(double seconds);  /* 850 ms, 12.3 s, 3 min 5 s, 2 h 10 min, 4 d 3 h */
 const char *ctl_count(int64_t n);     /* 1234567 */
 const char *ctl_format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 

@@ -72,10 +72,23 @@ static void print_sessions(const json_t *array)
     ctl_table_end(&t, 2);
 }
 
+/* What its ranks call it: the name and its number, or the beginning of the unique id. */
+static const char *key_name(const json_t *c)
+{
+    const json_t *key = json_object_get(c, "key");
+    const char *name = ctl_str(key, "name", NULL);
+    if (name)
+        return ctl_int(key, "number") > 0 ? ctl_format("%s.%" PRId64, name, ctl_int(key, "number")) : name;
+    return ctl_format("id %.8s", ctl_str(key, "id", "?"));
+}
+
 /* What the communicator is doing: "op 12 for 350 ms", "idle for 2 s", or why it ended. */
 static const char *activity(const json_t *c)
 {
     const char *status = ctl_str(c, "status", "");
+    if (ctl_str(c, "missing", "")[0] != '\0')
+        return ctl_format("waits for rank %s since %s", ctl_str(c, "missing", ""),
+                          ctl_age((double)ctl_int(c, "age_ms") / 1000));
     if (status[0] == '\0')
         return ctl_str(c, "state", "being made");
     if (strcmp(status, "ok") != 0)
@@ -90,17 +103,18 @@ static const char *activity(const json_t *c)
 
 static void print_comms(const json_t *array)
 {
-    static const char *const heading[] = {"comm",    "user",  ">ranks", ">nodes",    ">local", ">ops",
-                                          ">failed", ">data", ">sent",  ">received", "now"};
+    static const char *const heading[] = {"comm", "name",    "user",  ">ranks", ">nodes",    ">local",
+                                          ">ops", ">failed", ">data", ">sent",  ">received", "now"};
     struct ctl_table t;
     const json_t *c;
     size_t i;
     if (!begin(array, "communicators", "none"))
         return;
-    ctl_table_begin(&t, 11, heading);
+    ctl_table_begin(&t, 12, heading);
     json_array_foreach(array, i, c)
     {
         const char *row[] = {ctl_str(c, "comm", "-"),
+                             key_name(c),
                              json_object_get(c, "uid") ? user_name(ctl_int(c, "uid")) : "-",
                              ctl_count(ctl_int(c, "nranks")),
                              ctl_count(ctl_int(c, "nnodes")),

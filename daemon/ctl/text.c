@@ -78,10 +78,10 @@ const char *ctl_age(double seconds)
     int64_t s = (int64_t)seconds;
     if (seconds < 0)
         return "-";
-    if (seconds < 10)
+    if (seconds < 1)
         return ctl_format("%.0f ms", seconds * 1000);
     if (s < 60)
-        return ctl_format("%" PRId64 " s", s);
+        return ctl_format("%.1f s", seconds);
     if (s < 3600)
         return ctl_format("%" PRId64 " min %" PRId64 " s", s / 60, s % 60);
     if (s < 86400)
