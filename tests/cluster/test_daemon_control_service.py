@@ -150,6 +150,20 @@ def test_notifications():
     check(d.process.wait(8 * SCALE) == 0, "exit status")
 
 
+def test_systemd_that_does_not_read():
+    """The notification socket is full: the daemon serves on, and stops in time."""
+    n = Notifications()
+    d = Daemon(env={"NOTIFY_SOCKET": n.path, "WATCHDOG_USEC": "60000"}, start=False)
+    d.start(wait=False)
+    n.next("READY=1", 10)
+    time.sleep(2)  # a hundred WATCHDOG=1, and the queue has room for a few
+    begin = time.monotonic()
+    with Client(d) as c:
+        check(c.welcome.type == WELCOME, "no welcome")
+    check(d.stop() == 0, "exit status")
+    check(time.monotonic() - begin < 4 * SCALE, "the daemon hangs on its notifications")
+
+
 def test_watchdog_is_the_agents():
     """A daemon whose agent stands still is not alive, although its loop is."""
     n = Notifications()
