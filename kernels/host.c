@@ -174,9 +174,10 @@ static void divide_integers(unsigned dtype, uint8_t *p, size_t n, uint32_t divis
 
 /* Folding */
 
-static struct hrk_block block_of(const struct hrk_fold *f, const void *const *src, unsigned nsrc)
+static struct hrk_block block_of(const struct hrk_fold *f, void *const *dst, unsigned ndst,
+                                 const void *const *src, unsigned nsrc)
 {
-    struct hrk_block b = {.out_type = f->out, .src = src, .nsrc = nsrc};
+    struct hrk_block b = {.src = src, .dst = dst, .nsrc = nsrc, .ndst = ndst, .out_type = f->out};
 
     /* The mean of the only node is the total: the product with its weight might not fit. */
     if (is_float(f->in) && !(f->weight && nsrc == 1 && f->weight[0] == f->divisor)) {
@@ -186,64 +187,99 @@ static struct hrk_block block_of(const struct hrk_fold *f, const void *const *sr
     return b;
 }
 
+static void spread(const struct hrk_host_ops *ops, int stream, void *const *dst, unsigned ndst, size_t at,
+                   const void *src, size_t bytes)
+{
+    for (unsigned d = 0; d < ndst; d++) {
+        if (stream)
+            ops->stream((uint8_t *)dst[d] + at, src, bytes);
+        else
+            memcpy((uint8_t *)dst[d] + at, src, bytes);
+    }
+}
+
 void hrk_fold(const struct hrk_fold *f, void *const *dst, unsigned ndst, const void *const *src,
               unsigned nsrc, size_t n)
 {
-    _Alignas(64) uint8_t near[BLOCK_BYTES];
     const struct hrk_host_ops *ops = current_ops();
     const size_t osize = hrk_size(f->out);
-    const size_t step = BLOCK_BYTES / (osize > hrk_size(f->in) ? osize : hrk_size(f->in));
     const uint32_t divisor = !is_float(f->in) && f->op == HRP_AVG ? f->divisor : 0;
-    struct hrk_block b = block_of(f, src, nsrc);
+    _Alignas(64) uint8_t block[BLOCK_BYTES];
+    void *const near[1] = {block};
     hrk_block_fn fold;
+    struct hrk_block b;
 
-    assert(f->in < HRP_NDTYPES && f->op < HRP_NREDOPS && nsrc > 0 && ndst > 0);
+    assert(f->in < HRP_NDTYPES && f->out < HRP_NDTYPES && f->op < HRP_NREDOPS && nsrc > 0 && ndst > 0);
     fold = ops->select(f->in, f->out, f->op);
-    for (b.first = 0; b.first < n; b.first += b.n) {
-        const size_t at = b.first * osize;
-
-        b.n = n - b.first < step ? n - b.first : step;
-        b.out = f->stream ? near : (uint8_t *)dst[0] + at;
+    b = block_of(f, dst, ndst, src, nsrc);
+    if (!f->stream && !divisor) {
+        b.n = n;
+        fold(&b);
+        return;
+    }
+    b.dst = near;
+    b.ndst = 1;
+    for (; b.first < n; b.first += b.n) {
+        b.n = n - b.first < BLOCK_BYTES / osize ? n - b.first : BLOCK_BYTES / osize;
         fold(&b);
         if (divisor)
-            divide_integers(f->out, b.out, b.n, divisor);
-        for (unsigned d = f->stream ? 0 : 1; d < ndst; d++) {
-            if (f->stream)
-                ops->stream((uint8_t *)dst[d] + at, near, b.n * osize);
-            else
-                memcpy((uint8_t *)dst[d] + at, b.out, b.n * osize);
-        }
+            divide_integers(f->out, block, b.n, divisor);
+        spread(ops, f->stream, dst, ndst, b.first * osize, block, b.n * osize);
     }
     if (f->stream)
         ops->fence();
+}
+
+/* The plain copy is the sum of one source in 64-bit integers: one pass over the source for all destinations. */
+static void copy_cached(const struct hrk_host_ops *ops, void *const *dst, unsigned ndst, const void *src,
+                        size_t bytes)
+{
+    const void *const from[1] = {src};
+    const size_t whole = bytes & ~(size_t)7;
+    struct hrk_block b = {
+        .src = from, .dst = dst, .nsrc = 1, .ndst = ndst, .n = whole / 8, .out_type = HRP_U64};
+
+    if (ndst == 1) {
+        memcpy(dst[0], src, bytes);
+        return;
+    }
+    ops->select(HRP_U64, HRP_U64, HRP_SUM)(&b);
+    spread(ops, 0, dst, ndst, whole, (const uint8_t *)src + whole, bytes - whole);
+}
+
+static void copy_streamed(const struct hrk_host_ops *ops, void *const *dst, unsigned ndst, const void *src,
+                          size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += BLOCK_BYTES) {
+        const size_t m = bytes - at < BLOCK_BYTES ? bytes - at : BLOCK_BYTES;
+
+        spread(ops, 1, dst, ndst, at, (const uint8_t *)src + at, m);
+    }
+    ops->fence();
 }
 
 void hrk_copy(void *const *dst, unsigned ndst, const void *src, size_t bytes, int stream)
 {
     const struct hrk_host_ops *ops = current_ops();
 
-    for (size_t at = 0; at < bytes; at += BLOCK_BYTES) {
-        const uint8_t *s = (const uint8_t *)src + at;
-        size_t m = bytes - at < BLOCK_BYTES ? bytes - at : BLOCK_BYTES;
+    for (unsigned d = 0; d < ndst;) {
+        unsigned run = d;
 
-        for (unsigned d = 0; d < ndst; d++) {
-            if (dst[d] == src)
-                continue;
-            if (stream)
-                ops->stream((uint8_t *)dst[d] + at, s, m);
-            else
-                memcpy((uint8_t *)dst[d] + at, s, m);
-        }
+        while (run < ndst && dst[run] != src)
+            run++;
+        if (run > d && stream)
+            copy_streamed(ops, dst + d, run - d, src, bytes);
+        else if (run > d)
+            copy_cached(ops, dst + d, run - d, src, bytes);
+        d = run + 1;
     }
-    if (stream)
-        ops->fence();
 }
 
-#define FILL(ctype, nan)                                                                                     \
-    for (size_t i = 0; i < n; i++) {                                                                         \
-        const ctype v = nan;                                                                                 \
-        memcpy((uint8_t *)dst + i * sizeof(v), &v, sizeof(v));                                               \
-    }                                                                                                        \
+#define FILL(ctype, nan)                                       \
+    for (size_t i = 0; i < n; i++) {                           \
+        const ctype v = nan;                                   \
+        memcpy((uint8_t *)dst + i * sizeof(v), &v, sizeof(v)); \
+    }                                                          \
     break
 
 void hrk_fill_nan(unsigned dtype, void *dst, size_t n)

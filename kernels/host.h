@@ -19,17 +19,18 @@
 #define HRK_X86 0
 #endif
 
-/* One folded value an element, n elements from index `first` of every source on, written to out[0] .. out[n -
- * 1]. */
+/*
+ * Elements first .. first + n - 1 of every source, folded and written to every destination from its element
+ * dst_first on. All sources of a few vectors are read before their destinations are written.
+ */
 struct hrk_block {
-    const uint32_t *weight; /* as in struct hrk_fold, after its one-source exception */
-    uint32_t divisor;       /* of float types only; integers are divided by host.c */
-    uint8_t out_type;
     const void *const *src;
-    unsigned nsrc;
-    size_t first;
-    size_t n;
-    uint8_t *out;
+    void *const *dst;
+    const uint32_t *weight; /* as in struct hrk_fold, after its one-source exception */
+    size_t first, dst_first, n;
+    unsigned nsrc, ndst;
+    uint32_t divisor; /* of float types only; integers are divided by host.c */
+    uint8_t out_type;
 };
 
 typedef void (*hrk_block_fn)(const struct hrk_block *b);
@@ -53,6 +54,8 @@ extern const struct hrk_host_ops hrk_host_avx512;
 #define HRK_NAN_F16 UINT16_C(0x7e00)
 #define HRK_NAN_BF16 UINT16_C(0x7fc0)
 
+#define HRK_CAT2(a, b) a##b
+#define HRK_CAT(a, b) HRK_CAT2(a, b)
 #define HRK_INLINE static inline __attribute__((always_inline, unused))
 
 /* Inline, so that it folds to a constant in the loops. */
@@ -72,6 +75,12 @@ HRK_INLINE size_t hrk_size(unsigned dtype)
     default:
         return 8;
     }
+}
+
+/* Where element i of a block goes in destination d. */
+HRK_INLINE uint8_t *hrk_dst(const struct hrk_block *b, unsigned d, size_t i)
+{
+    return (uint8_t *)b->dst[d] + (b->dst_first + i) * hrk_size(b->out_type);
 }
 
 #endif

@@ -18,11 +18,6 @@
 typedef __m256 f32_v;
 typedef __m256d f64_v;
 
-HRK_INLINE __m128i half_of(__m256i v)
-{
-    return _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-}
-
 HRK_INLINE f32_v f32_load(unsigned in, const uint8_t *p)
 {
     if (in == HRP_F32)
@@ -35,22 +30,26 @@ HRK_INLINE f32_v f32_load(unsigned in, const uint8_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-HRK_INLINE void f32_store(unsigned out, uint8_t *p, f32_v v)
+HRK_INLINE __m256 f32_to_f32(f32_v v)
 {
     const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32((int)HRK_NAN_F32));
-    const __m256 f = _mm256_blendv_ps(v, nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
 
-    if (out == HRP_F32) {
-        _mm256_storeu_ps((float *)p, f);
-    } else if (out == HRP_F16) {
-        _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
-    } else {
-        __m256i u = _mm256_castps_si256(f);
-        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    return _mm256_blendv_ps(v, nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+}
 
-        u = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-        _mm_storeu_si128((__m128i *)p, half_of(_mm256_srli_epi32(u, 16)));
-    }
+HRK_INLINE __m128i f32_to_f16(f32_v v)
+{
+    return _mm256_cvtps_ph(f32_to_f32(v), _MM_FROUND_TO_NEAREST_INT);
+}
+
+HRK_INLINE __m128i f32_to_bf16(f32_v v)
+{
+    __m256i u = _mm256_castps_si256(f32_to_f32(v));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+
+    u = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    u = _mm256_srli_epi32(u, 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
 }
 
 HRK_INLINE f64_v f64_load(unsigned in, const uint8_t *p)
@@ -65,22 +64,25 @@ HRK_INLINE f64_v f64_load(unsigned in, const uint8_t *p)
     return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(h, 16)));
 }
 
-HRK_INLINE void f64_store(unsigned out, uint8_t *p, f64_v v)
+HRK_INLINE __m256d f64_to_f64(f64_v v)
 {
     const __m256d nan = _mm256_castsi256_pd(_mm256_set1_epi64x((long long)HRK_NAN_F64));
-    const __m256d d = _mm256_blendv_pd(v, nan, _mm256_cmp_pd(v, v, _CMP_UNORD_Q));
 
-    if (out == HRP_F64) {
-        _mm256_storeu_pd((double *)p, d);
-    } else if (out == HRP_F32) {
-        _mm_storeu_ps((float *)p, _mm256_cvtpd_ps(d));
-    } else {
-        __m128i u = _mm_castps_si128(_mm256_cvtpd_ps(d));
-        __m128i odd = _mm_and_si128(_mm_srli_epi32(u, 16), _mm_set1_epi32(1));
+    return _mm256_blendv_pd(v, nan, _mm256_cmp_pd(v, v, _CMP_UNORD_Q));
+}
 
-        u = _mm_srli_epi32(_mm_add_epi32(u, _mm_add_epi32(odd, _mm_set1_epi32(0x7fff))), 16);
-        _mm_storel_epi64((__m128i *)p, _mm_packus_epi32(u, u));
-    }
+HRK_INLINE __m128 f64_to_f32(f64_v v)
+{
+    return _mm256_cvtpd_ps(f64_to_f64(v));
+}
+
+HRK_INLINE uint64_t f64_to_bf16(f64_v v)
+{
+    __m128i u = _mm_castps_si128(f64_to_f32(v));
+    __m128i odd = _mm_and_si128(_mm_srli_epi32(u, 16), _mm_set1_epi32(1));
+
+    u = _mm_srli_epi32(_mm_add_epi32(u, _mm_add_epi32(odd, _mm_set1_epi32(0x7fff))), 16);
+    return (uint64_t)_mm_cvtsi128_si64(_mm_packus_epi32(u, u));
 }
 
 /* min and max return their second operand unless the first is strictly better, also where one is NaN. */

@@ -34,22 +34,25 @@ HRK_INLINE f32_v f32_load(unsigned in, const uint8_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-HRK_INLINE void f32_store(unsigned out, uint8_t *p, f32_v v)
+HRK_INLINE __m512 f32_to_f32(f32_v v)
 {
     const __m512 nan = _mm512_castsi512_ps(_mm512_set1_epi32((int)HRK_NAN_F32));
-    const __m512 f = _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), nan);
 
-    if (out == HRP_F32) {
-        _mm512_storeu_ps((float *)p, f);
-    } else if (out == HRP_F16) {
-        _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
-    } else {
-        __m512i u = _mm512_castps_si512(f);
-        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), nan);
+}
 
-        u = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-        _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16)));
-    }
+HRK_INLINE __m256i f32_to_f16(f32_v v)
+{
+    return _mm512_cvtps_ph(f32_to_f32(v), _MM_FROUND_TO_NEAREST_INT);
+}
+
+HRK_INLINE __m256i f32_to_bf16(f32_v v)
+{
+    __m512i u = _mm512_castps_si512(f32_to_f32(v));
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+
+    u = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16));
 }
 
 HRK_INLINE f64_v f64_load(unsigned in, const uint8_t *p)
@@ -64,22 +67,25 @@ HRK_INLINE f64_v f64_load(unsigned in, const uint8_t *p)
     return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(h, 16)));
 }
 
-HRK_INLINE void f64_store(unsigned out, uint8_t *p, f64_v v)
+HRK_INLINE __m512d f64_to_f64(f64_v v)
 {
     const __m512d nan = _mm512_castsi512_pd(_mm512_set1_epi64((long long)HRK_NAN_F64));
-    const __m512d d = _mm512_mask_mov_pd(v, _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q), nan);
 
-    if (out == HRP_F64) {
-        _mm512_storeu_pd((double *)p, d);
-    } else if (out == HRP_F32) {
-        _mm256_storeu_ps((float *)p, _mm512_cvtpd_ps(d));
-    } else {
-        __m256i u = _mm256_castps_si256(_mm512_cvtpd_ps(d));
-        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    return _mm512_mask_mov_pd(v, _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q), nan);
+}
 
-        u = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-        _mm_storeu_si128((__m128i *)p, _mm256_cvtepi32_epi16(_mm256_srli_epi32(u, 16)));
-    }
+HRK_INLINE __m256 f64_to_f32(f64_v v)
+{
+    return _mm512_cvtpd_ps(f64_to_f64(v));
+}
+
+HRK_INLINE __m128i f64_to_bf16(f64_v v)
+{
+    __m256i u = _mm256_castps_si256(f64_to_f32(v));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+
+    u = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    return _mm256_cvtepi32_epi16(_mm256_srli_epi32(u, 16));
 }
 
 /* min and max return their second operand unless the first is strictly better, also where one is NaN. */

@@ -1,70 +1,72 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * All loops of one instruction set and the table of them. Included by host_scalar.c, host_avx2.c and
- * host_avx512.c after they defined F32_LANES, F64_LANES, INT_BYTES (size of an integer vector, 0: plain
- * integers) and the functions f32_* and f64_* that host_loop.inc.h names.
+ * All loops of one instruction set and the table of them. Included by host_scalar.c, host_avx2.c and host_avx512.c
+ * after they defined F32_LANES, F64_LANES, INT_BYTES (see host_int.inc.h), the functions f32_* and f64_* that
+ * host_loop.inc.h names, and the conversions A_to_T from an accumulator to what is stored.
  */
 
-/* Integers by vector extensions: sums and products in the unsigned type, where they wrap. */
-#if INT_BYTES
-#define INT_VECTOR(t) __attribute__((vector_size(INT_BYTES))) t
-#define INT_LANES(t) (INT_BYTES / sizeof(t))
-#define INT_PICK(v, cond, x, y) ((((v)(cond)) & (x)) | (~((v)(cond)) & (y)))
-#else
-#define INT_VECTOR(t) t
-#define INT_LANES(t) ((size_t)1)
-#define INT_PICK(v, cond, x, y) ((cond) ? (x) : (y))
-#endif
+/* Converted once, stored to every destination at once: a line that was a source too is still at hand. */
+#define PUT4(convert)                                                     \
+    do {                                                                  \
+        const __typeof__(convert(a0)) p0 = convert(a0), p1 = convert(a1); \
+        const __typeof__(convert(a0)) p2 = convert(a2), p3 = convert(a3); \
+                                                                          \
+        for (unsigned d = 0; d < b->ndst; d++) {                          \
+            uint8_t *o = hrk_dst(b, d, i);                                \
+                                                                          \
+            memcpy(o, &p0, sizeof(p0));                                   \
+            memcpy(o + sizeof(p0), &p1, sizeof(p0));                      \
+            memcpy(o + 2 * sizeof(p0), &p2, sizeof(p0));                  \
+            memcpy(o + 3 * sizeof(p0), &p3, sizeof(p0));                  \
+        }                                                                 \
+    } while (0)
 
-#define INT_TYPE(a, ctype)                                               \
-    typedef INT_VECTOR(ctype) a##_v;                                     \
-    HRK_INLINE a##_v a##_load(unsigned in, const uint8_t *p)             \
-    {                                                                    \
-        a##_v v;                                                         \
-        (void)in;                                                        \
-        memcpy(&v, p, sizeof(v));                                        \
-        return v;                                                        \
-    }                                                                    \
-    HRK_INLINE void a##_store(unsigned out, uint8_t *p, a##_v v)         \
-    {                                                                    \
-        (void)out;                                                       \
-        memcpy(p, &v, sizeof(v));                                        \
-    }                                                                    \
-    HRK_INLINE a##_v a##_add(a##_v a, a##_v x)                           \
-    {                                                                    \
-        return (a##_v)(a + x);                                           \
-    }                                                                    \
-    HRK_INLINE a##_v a##_mul(a##_v a, a##_v x)                           \
-    {                                                                    \
-        return (a##_v)(a * x);                                           \
-    }                                                                    \
-    HRK_INLINE a##_v a##_min(a##_v a, a##_v x)                           \
-    {                                                                    \
-        return INT_PICK(a##_v, x < a, x, a);                             \
-    }                                                                    \
-    HRK_INLINE a##_v a##_max(a##_v a, a##_v x)                           \
-    {                                                                    \
-        return INT_PICK(a##_v, x > a, x, a);                             \
-    }                                                                    \
-    /* Weights and divisors are of float types; op is never avg here. */ \
-    HRK_INLINE a##_v a##_div(a##_v a, a##_v x)                           \
-    {                                                                    \
-        (void)x;                                                         \
-        return a;                                                        \
-    }                                                                    \
-    HRK_INLINE a##_v a##_set(uint32_t n)                                 \
-    {                                                                    \
-        a##_v v = {0};                                                   \
-        (void)n;                                                         \
-        return v;                                                        \
-    }
+#define PUT(convert)                                 \
+    do {                                             \
+        const __typeof__(convert(v)) q = convert(v); \
+                                                     \
+        memcpy(p, &q, sizeof(q));                    \
+    } while (0)
 
-INT_TYPE(u8, uint8_t)
-INT_TYPE(u32, uint32_t)
-INT_TYPE(u64, uint64_t)
-INT_TYPE(i8, int8_t)
-INT_TYPE(i32, int32_t)
-INT_TYPE(i64, int64_t)
+HRK_INLINE void f32_put4(const struct hrk_block *b, size_t i, f32_v a0, f32_v a1, f32_v a2, f32_v a3)
+{
+    if (b->out_type == HRP_F32)
+        PUT4(f32_to_f32);
+    else if (b->out_type == HRP_F16)
+        PUT4(f32_to_f16);
+    else
+        PUT4(f32_to_bf16);
+}
+
+HRK_INLINE void f32_put(unsigned out, uint8_t *p, f32_v v)
+{
+    if (out == HRP_F32)
+        PUT(f32_to_f32);
+    else if (out == HRP_F16)
+        PUT(f32_to_f16);
+    else
+        PUT(f32_to_bf16);
+}
+
+HRK_INLINE void f64_put4(const struct hrk_block *b, size_t i, f64_v a0, f64_v a1, f64_v a2, f64_v a3)
+{
+    if (b->out_type == HRP_F64)
+        PUT4(f64_to_f64);
+    else if (b->out_type == HRP_F32)
+        PUT4(f64_to_f32);
+    else
+        PUT4(f64_to_bf16);
+}
+
+HRK_INLINE void f64_put(unsigned out, uint8_t *p, f64_v v)
+{
+    if (out == HRP_F64)
+        PUT(f64_to_f64);
+    else if (out == HRP_F32)
+        PUT(f64_to_f32);
+    else
+        PUT(f64_to_bf16);
+}
 
 #define A f32
 #define LANES F32_LANES
@@ -73,23 +75,23 @@ INT_TYPE(i64, int64_t)
 #define LANES F64_LANES
 #include "kernels/host_loop.inc.h"
 #define A u8
-#define LANES INT_LANES(uint8_t)
-#include "kernels/host_loop.inc.h"
+#define INT_TYPE uint8_t
+#include "kernels/host_int.inc.h"
 #define A u32
-#define LANES INT_LANES(uint32_t)
-#include "kernels/host_loop.inc.h"
+#define INT_TYPE uint32_t
+#include "kernels/host_int.inc.h"
 #define A u64
-#define LANES INT_LANES(uint64_t)
-#include "kernels/host_loop.inc.h"
+#define INT_TYPE uint64_t
+#include "kernels/host_int.inc.h"
 #define A i8
-#define LANES INT_LANES(int8_t)
-#include "kernels/host_loop.inc.h"
+#define INT_TYPE int8_t
+#include "kernels/host_int.inc.h"
 #define A i32
-#define LANES INT_LANES(int32_t)
-#include "kernels/host_loop.inc.h"
+#define INT_TYPE int32_t
+#include "kernels/host_int.inc.h"
 #define A i64
-#define LANES INT_LANES(int64_t)
-#include "kernels/host_loop.inc.h"
+#define INT_TYPE int64_t
+#include "kernels/host_int.inc.h"
 
 #define LOOP(acc, in, op)                                    \
     static void acc##_##in##_##op(const struct hrk_block *b) \

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The loop that folds all sources of a block in registers, included once an accumulation type. Takes
- *   A          prefix of the type's functions: A_load, A_store, A_add, A_mul, A_div, A_min, A_max, A_set
+ *   A          prefix of the type's functions: A_load, A_put, A_put4, A_add, A_mul, A_div, A_min, A_max, A_set
  *   A_v        the vector they work on
  *   LANES      its elements
  * and defines A_fold. `in` and `op` are constants in every caller, so the switches vanish.
  */
 
-#define HRK_CAT2(a, b) a##b
-#define HRK_CAT(a, b) HRK_CAT2(a, b)
 #define OP(name) HRK_CAT(A, name)
 #define V OP(_v)
 
@@ -29,7 +27,7 @@ HRK_INLINE V OP(_step)(unsigned op, V acc, V x)
 /* Four vectors at a time: enough independent chains to hide the latency of an addition. */
 HRK_INLINE void OP(_tile)(unsigned in, unsigned op, const struct hrk_block *b, size_t i)
 {
-    const size_t step = LANES * hrk_size(in), ostep = LANES * hrk_size(b->out_type);
+    const size_t step = LANES * hrk_size(in);
     const size_t at = (b->first + i) * hrk_size(in);
     const uint8_t *p = (const uint8_t *)b->src[0] + at;
     V a0 = OP(_load)(in, p), a1 = OP(_load)(in, p + step);
@@ -58,12 +56,7 @@ HRK_INLINE void OP(_tile)(unsigned in, unsigned op, const struct hrk_block *b, s
 
         a0 = OP(_div)(a0, d), a1 = OP(_div)(a1, d), a2 = OP(_div)(a2, d), a3 = OP(_div)(a3, d);
     }
-    uint8_t *o = b->out + i * hrk_size(b->out_type);
-
-    OP(_store)(b->out_type, o, a0);
-    OP(_store)(b->out_type, o + ostep, a1);
-    OP(_store)(b->out_type, o + 2 * ostep, a2);
-    OP(_store)(b->out_type, o + 3 * ostep, a3);
+    OP(_put4)(b, i, a0, a1, a2, a3);
 }
 
 /* The last elements, at most one vector of them, by way of a buffer so that nothing beyond them is touched.
@@ -84,8 +77,9 @@ HRK_INLINE void OP(_tail)(unsigned in, unsigned op, const struct hrk_block *b, s
     }
     if (op == HRP_AVG && b->divisor)
         acc = OP(_div)(acc, OP(_set)(b->divisor));
-    OP(_store)(b->out_type, buf, acc);
-    memcpy(b->out + i * hrk_size(b->out_type), buf, m * hrk_size(b->out_type));
+    OP(_put)(b->out_type, buf, acc);
+    for (unsigned d = 0; d < b->ndst; d++)
+        memcpy(hrk_dst(b, d, i), buf, m * hrk_size(b->out_type));
 }
 
 HRK_INLINE void OP(_fold)(unsigned in, unsigned op, const struct hrk_block *b)
@@ -100,7 +94,5 @@ HRK_INLINE void OP(_fold)(unsigned in, unsigned op, const struct hrk_block *b)
 
 #undef V
 #undef OP
-#undef HRK_CAT
-#undef HRK_CAT2
 #undef A
 #undef LANES

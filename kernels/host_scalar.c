@@ -40,29 +40,6 @@ static inline float f32_of_f16(uint16_t h)
     return f32_of_bits(sign | bits_of_f32((float)mag * 0x1p-24f));
 }
 
-/* f is not a NaN that needs its payload: the caller made it canonical. */
-static inline uint16_t f16_of_f32(float f)
-{
-    uint32_t u = bits_of_f32(f), sign = u >> 16 & 0x8000, mag = u & 0x7fffffff;
-
-    if (mag > 0x7f800000)
-        return HRK_NAN_F16;
-    if (mag >= 0x47800000)
-        return (uint16_t)(sign | 0x7c00);
-    /* Below 2^-14 the result is a multiple of 2^-24, the spacing of floats at 0.5: the addition rounds. */
-    if (mag < 0x38800000)
-        return (uint16_t)(sign | (bits_of_f32(f32_of_bits(mag) + 0.5f) - 0x3f000000));
-    mag += 0x0fff + (mag >> 13 & 1);
-    return (uint16_t)(sign | (mag - (112u << 23)) >> 13);
-}
-
-static inline uint16_t bf16_of_f32(float f)
-{
-    uint32_t u = bits_of_f32(f);
-
-    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-
 HRK_INLINE f32_v f32_load(unsigned in, const uint8_t *p)
 {
     uint32_t u;
@@ -76,17 +53,31 @@ HRK_INLINE f32_v f32_load(unsigned in, const uint8_t *p)
     return in == HRP_F16 ? f32_of_f16(h) : f32_of_bits((uint32_t)h << 16);
 }
 
-HRK_INLINE void f32_store(unsigned out, uint8_t *p, f32_v v)
+HRK_INLINE float f32_to_f32(f32_v v)
 {
-    float f = v != v ? f32_of_bits(HRK_NAN_F32) : v;
-    uint16_t h;
+    return v != v ? f32_of_bits(HRK_NAN_F32) : v;
+}
 
-    if (out == HRP_F32) {
-        memcpy(p, &f, sizeof(f));
-        return;
-    }
-    h = out == HRP_F16 ? f16_of_f32(f) : bf16_of_f32(f);
-    memcpy(p, &h, sizeof(h));
+HRK_INLINE uint16_t f32_to_f16(f32_v v)
+{
+    uint32_t u = bits_of_f32(v), sign = u >> 16 & 0x8000, mag = u & 0x7fffffff;
+
+    if (mag > 0x7f800000)
+        return HRK_NAN_F16;
+    if (mag >= 0x47800000)
+        return (uint16_t)(sign | 0x7c00);
+    /* Below 2^-14 the result is a multiple of 2^-24, the spacing of floats at 0.5: the addition rounds. */
+    if (mag < 0x38800000)
+        return (uint16_t)(sign | (bits_of_f32(f32_of_bits(mag) + 0.5f) - 0x3f000000));
+    mag += 0x0fff + (mag >> 13 & 1);
+    return (uint16_t)(sign | (mag - (112u << 23)) >> 13);
+}
+
+HRK_INLINE uint16_t f32_to_bf16(f32_v v)
+{
+    uint32_t u = bits_of_f32(v);
+
+    return v != v ? HRK_NAN_BF16 : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
 HRK_INLINE f64_v f64_load(unsigned in, const uint8_t *p)
@@ -99,14 +90,23 @@ HRK_INLINE f64_v f64_load(unsigned in, const uint8_t *p)
     return d;
 }
 
-HRK_INLINE void f64_store(unsigned out, uint8_t *p, f64_v v)
+HRK_INLINE double f64_to_f64(f64_v v)
 {
-    uint64_t nan = HRK_NAN_F64;
+    const uint64_t nan = HRK_NAN_F64;
 
-    if (out != HRP_F64)
-        f32_store(out, p, (float)v);
-    else
-        memcpy(p, v != v ? (const void *)&nan : (const void *)&v, sizeof(v));
+    if (v != v)
+        memcpy(&v, &nan, sizeof(v));
+    return v;
+}
+
+HRK_INLINE float f64_to_f32(f64_v v)
+{
+    return f32_to_f32((float)v);
+}
+
+HRK_INLINE uint16_t f64_to_bf16(f64_v v)
+{
+    return f32_to_bf16((float)v);
 }
 
 #define FLOAT_OPS(a)                             \
