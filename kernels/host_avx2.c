@@ -14,6 +14,7 @@
 #define F32_LANES ((size_t)8)
 #define F64_LANES ((size_t)4)
 #define INT_BYTES 32
+#define PAIRS 1
 
 typedef __m256 f32_v;
 typedef __m256d f64_v;
@@ -42,13 +43,19 @@ HRK_INLINE __m128i f32_to_f16(f32_v v)
     return _mm256_cvtps_ph(f32_to_f32(v), _MM_FROUND_TO_NEAREST_INT);
 }
 
+/* The upper half of each element is the bf16. */
+HRK_INLINE __m256i f32_round_bf16(f32_v v)
+{
+    const __m256i u = _mm256_castps_si256(f32_to_f32(v));
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+
+    return _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
+
 HRK_INLINE __m128i f32_to_bf16(f32_v v)
 {
-    __m256i u = _mm256_castps_si256(f32_to_f32(v));
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    const __m256i u = _mm256_srli_epi32(f32_round_bf16(v), 16);
 
-    u = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    u = _mm256_srli_epi32(u, 16);
     return _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
 }
 
@@ -119,6 +126,38 @@ HRK_INLINE f32_v f32_set(uint32_t n)
 HRK_INLINE f64_v f64_set(uint32_t n)
 {
     return _mm256_set1_pd((double)n);
+}
+
+HRK_INLINE void f32_split(const uint8_t *p, f32_v *even, f32_v *odd)
+{
+    const __m256i v = _mm256_loadu_si256((const __m256i *)p);
+
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000)));
+}
+
+HRK_INLINE __m256i f32_pair_to_bf16(f32_v even, f32_v odd)
+{
+    return _mm256_blend_epi16(_mm256_srli_epi32(f32_round_bf16(even), 16), f32_round_bf16(odd), 0xaa);
+}
+
+HRK_INLINE void f32_interleave(f32_v *even, f32_v *odd)
+{
+    const __m256 lo = _mm256_unpacklo_ps(*even, *odd), hi = _mm256_unpackhi_ps(*even, *odd);
+
+    *even = _mm256_permute2f128_ps(lo, hi, 0x20);
+    *odd = _mm256_permute2f128_ps(lo, hi, 0x31);
+}
+
+HRK_INLINE void f64_widen(f32_v x, f64_v *lo, f64_v *hi)
+{
+    *lo = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+    *hi = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+}
+
+HRK_INLINE f32_v f64_narrow(f64_v lo, f64_v hi)
+{
+    return _mm256_set_m128(_mm256_cvtpd_ps(hi), _mm256_cvtpd_ps(lo));
 }
 
 #include "kernels/host_level.inc.h"

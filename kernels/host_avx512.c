@@ -18,6 +18,7 @@
 #define F32_LANES ((size_t)16)
 #define F64_LANES ((size_t)8)
 #define INT_BYTES 64
+#define PAIRS 1
 
 typedef __m512 f32_v;
 typedef __m512d f64_v;
@@ -46,13 +47,18 @@ HRK_INLINE __m256i f32_to_f16(f32_v v)
     return _mm512_cvtps_ph(f32_to_f32(v), _MM_FROUND_TO_NEAREST_INT);
 }
 
+/* The upper half of each element is the bf16. */
+HRK_INLINE __m512i f32_round_bf16(f32_v v)
+{
+    const __m512i u = _mm512_castps_si512(f32_to_f32(v));
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+
+    return _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+}
+
 HRK_INLINE __m256i f32_to_bf16(f32_v v)
 {
-    __m512i u = _mm512_castps_si512(f32_to_f32(v));
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-
-    u = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(f32_round_bf16(v), 16));
 }
 
 HRK_INLINE f64_v f64_load(unsigned in, const uint8_t *p)
@@ -122,6 +128,41 @@ HRK_INLINE f32_v f32_set(uint32_t n)
 HRK_INLINE f64_v f64_set(uint32_t n)
 {
     return _mm512_set1_pd((double)n);
+}
+
+HRK_INLINE void f32_split(const uint8_t *p, f32_v *even, f32_v *odd)
+{
+    const __m512i v = _mm512_loadu_si512(p);
+
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000)));
+}
+
+HRK_INLINE __m512i f32_pair_to_bf16(f32_v even, f32_v odd)
+{
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(f32_round_bf16(even), 16),
+                                   f32_round_bf16(odd));
+}
+
+HRK_INLINE void f32_interleave(f32_v *even, f32_v *odd)
+{
+    const __m512i lo = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i hi = _mm512_add_epi32(lo, _mm512_set1_epi32(8));
+    const __m512 e = *even, o = *odd;
+
+    *even = _mm512_permutex2var_ps(e, lo, o);
+    *odd = _mm512_permutex2var_ps(e, hi, o);
+}
+
+HRK_INLINE void f64_widen(f32_v x, f64_v *lo, f64_v *hi)
+{
+    *lo = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+    *hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+}
+
+HRK_INLINE f32_v f64_narrow(f64_v lo, f64_v hi)
+{
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(lo)), _mm512_cvtpd_ps(hi), 1);
 }
 
 #include "kernels/host_level.inc.h"

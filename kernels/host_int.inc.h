@@ -26,8 +26,14 @@ HRK_INLINE V OP(_load)(unsigned in, const uint8_t *p)
     return v;
 }
 
-HRK_INLINE void OP(_put4)(const struct hrk_block *b, size_t i, V a0, V a1, V a2, V a3)
+HRK_INLINE void OP(_load4)(unsigned in, const uint8_t *p, V *x0, V *x1, V *x2, V *x3)
 {
+    LOAD4(OP(_load), sizeof(V));
+}
+
+HRK_INLINE void OP(_put4)(unsigned in, const struct hrk_block *b, size_t i, V a0, V a1, V a2, V a3)
+{
+    (void)in;
     PUT4();
 }
 

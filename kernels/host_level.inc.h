@@ -2,7 +2,9 @@
 /*
  * All loops of one instruction set and the table of them. Included by host_scalar.c, host_avx2.c and host_avx512.c
  * after they defined F32_LANES, F64_LANES, INT_BYTES (see host_int.inc.h), the functions f32_* and f64_* that
- * host_loop.inc.h names, and the conversions A_to_T from an accumulator to what is stored.
+ * host_loop.inc.h names, and the conversions A_to_T from an accumulator to what is stored. With PAIRS, bf16 is taken apart
+ * into its even and its odd elements, which are f32 after a shift or a mask; that is what f32_split, f32_pair_to_bf16,
+ * f32_interleave, f64_widen and f64_narrow are for.
  */
 
 /* Converted once, stored to every destination at once: a line that was a source too is still at hand. */
@@ -21,6 +23,26 @@
         }                                                                 \
     } while (0)
 
+#define PUT1(a)                                        \
+    do {                                               \
+        const __typeof__(a) p0 = a;                    \
+                                                       \
+        for (unsigned d = 0; d < b->ndst; d++)         \
+            memcpy(hrk_dst(b, d, i), &p0, sizeof(p0)); \
+    } while (0)
+
+#define PUT2(a, c)                                   \
+    do {                                             \
+        const __typeof__(a) p0 = a, p1 = c;          \
+                                                     \
+        for (unsigned d = 0; d < b->ndst; d++) {     \
+            uint8_t *o = hrk_dst(b, d, i);           \
+                                                     \
+            memcpy(o, &p0, sizeof(p0));              \
+            memcpy(o + sizeof(p0), &p1, sizeof(p0)); \
+        }                                            \
+    } while (0)
+
 #define PUT(convert)                                 \
     do {                                             \
         const __typeof__(convert(v)) q = convert(v); \
@@ -28,8 +50,40 @@
         memcpy(p, &q, sizeof(q));                    \
     } while (0)
 
-HRK_INLINE void f32_put4(const struct hrk_block *b, size_t i, f32_v a0, f32_v a1, f32_v a2, f32_v a3)
+#define LOAD4(load, step)               \
+    do {                                \
+        *x0 = load(in, p);              \
+        *x1 = load(in, p + (step));     \
+        *x2 = load(in, p + 2 * (step)); \
+        *x3 = load(in, p + 3 * (step)); \
+    } while (0)
+
+HRK_INLINE void f32_load4(unsigned in, const uint8_t *p, f32_v *x0, f32_v *x1, f32_v *x2, f32_v *x3)
 {
+#if PAIRS
+    if (in == HRP_BF16) {
+        f32_split(p, x0, x1);
+        f32_split(p + sizeof(f32_v), x2, x3);
+        return;
+    }
+#endif
+    LOAD4(f32_load, F32_LANES * hrk_size(in));
+}
+
+HRK_INLINE void f32_put4(unsigned in, const struct hrk_block *b, size_t i, f32_v a0, f32_v a1, f32_v a2,
+                         f32_v a3)
+{
+    (void)in;
+#if PAIRS
+    if (in == HRP_BF16 && b->out_type == HRP_BF16) {
+        PUT2(f32_pair_to_bf16(a0, a1), f32_pair_to_bf16(a2, a3));
+        return;
+    }
+    if (in == HRP_BF16) {
+        f32_interleave(&a0, &a1);
+        f32_interleave(&a2, &a3);
+    }
+#endif
     if (b->out_type == HRP_F32)
         PUT4(f32_to_f32);
     else if (b->out_type == HRP_F16)
@@ -48,8 +102,38 @@ HRK_INLINE void f32_put(unsigned out, uint8_t *p, f32_v v)
         PUT(f32_to_bf16);
 }
 
-HRK_INLINE void f64_put4(const struct hrk_block *b, size_t i, f64_v a0, f64_v a1, f64_v a2, f64_v a3)
+HRK_INLINE void f64_load4(unsigned in, const uint8_t *p, f64_v *x0, f64_v *x1, f64_v *x2, f64_v *x3)
 {
+#if PAIRS
+    if (in == HRP_BF16) {
+        f32_v even, odd;
+
+        f32_split(p, &even, &odd);
+        f64_widen(even, x0, x1);
+        f64_widen(odd, x2, x3);
+        return;
+    }
+#endif
+    LOAD4(f64_load, F64_LANES * hrk_size(in));
+}
+
+HRK_INLINE void f64_put4(unsigned in, const struct hrk_block *b, size_t i, f64_v a0, f64_v a1, f64_v a2,
+                         f64_v a3)
+{
+    (void)in;
+#if PAIRS
+    if (in == HRP_BF16) {
+        f32_v even = f64_narrow(a0, a1), odd = f64_narrow(a2, a3);
+
+        if (b->out_type == HRP_BF16) {
+            PUT1(f32_pair_to_bf16(even, odd));
+            return;
+        }
+        f32_interleave(&even, &odd);
+        PUT2(f32_to_f32(even), f32_to_f32(odd));
+        return;
+    }
+#endif
     if (b->out_type == HRP_F64)
         PUT4(f64_to_f64);
     else if (b->out_type == HRP_F32)

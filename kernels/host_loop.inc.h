@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The loop that folds all sources of a block in registers, included once an accumulation type. Takes
- *   A          prefix of the type's functions: A_load, A_put, A_put4, A_add, A_mul, A_div, A_min, A_max, A_set
+ *   A          prefix of the type's functions: A_load, A_load4, A_put, A_put4, A_add, A_mul, A_div, A_min, A_max, A_set
  *   A_v        the vector they work on
  *   LANES      its elements
  * and defines A_fold. `in` and `op` are constants in every caller, so the switches vanish.
@@ -27,12 +27,11 @@ HRK_INLINE V OP(_step)(unsigned op, V acc, V x)
 /* Four vectors at a time: enough independent chains to hide the latency of an addition. */
 HRK_INLINE void OP(_tile)(unsigned in, unsigned op, const struct hrk_block *b, size_t i)
 {
-    const size_t step = LANES * hrk_size(in);
     const size_t at = (b->first + i) * hrk_size(in);
     const uint8_t *p = (const uint8_t *)b->src[0] + at;
-    V a0 = OP(_load)(in, p), a1 = OP(_load)(in, p + step);
-    V a2 = OP(_load)(in, p + 2 * step), a3 = OP(_load)(in, p + 3 * step);
+    V a0, a1, a2, a3, x0, x1, x2, x3;
 
+    OP(_load4)(in, p, &a0, &a1, &a2, &a3);
     if (op == HRP_AVG && b->weight) {
         V w = OP(_set)(b->weight[0]);
 
@@ -40,9 +39,7 @@ HRK_INLINE void OP(_tile)(unsigned in, unsigned op, const struct hrk_block *b, s
     }
     for (unsigned s = 1; s < b->nsrc; s++) {
         p = (const uint8_t *)b->src[s] + at;
-        V x0 = OP(_load)(in, p), x1 = OP(_load)(in, p + step);
-        V x2 = OP(_load)(in, p + 2 * step), x3 = OP(_load)(in, p + 3 * step);
-
+        OP(_load4)(in, p, &x0, &x1, &x2, &x3);
         if (op == HRP_AVG && b->weight) {
             V w = OP(_set)(b->weight[s]);
 
@@ -56,7 +53,7 @@ HRK_INLINE void OP(_tile)(unsigned in, unsigned op, const struct hrk_block *b, s
 
         a0 = OP(_div)(a0, d), a1 = OP(_div)(a1, d), a2 = OP(_div)(a2, d), a3 = OP(_div)(a3, d);
     }
-    OP(_put4)(b, i, a0, a1, a2, a3);
+    OP(_put4)(in, b, i, a0, a1, a2, a3);
 }
 
 /* The last elements, at most one vector of them, by way of a buffer so that nothing beyond them is touched.

@@ -9,6 +9,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "float and double expressions must round to
 #define F32_LANES ((size_t)1)
 #define F64_LANES ((size_t)1)
 #define INT_BYTES 0
+#define PAIRS 0
 
 typedef float f32_v;
 typedef double f64_v;

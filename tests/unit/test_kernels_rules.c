@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -248,6 +250,26 @@ static void test_copy(void **state)
     for_each_level(check_copy);
 }
 
+/* "Skipped" is more than unchanged: another process may be writing there, or nobody may be allowed to. */
+static void test_copy_does_not_touch_the_source(void **state)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uint8_t *src = mmap(NULL, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *other = malloc(page);
+    void *dst[3] = {src, other, src};
+
+    (void)state;
+    assert_ptr_not_equal(src, MAP_FAILED);
+    assert_non_null(other);
+    for (int stream = 0; stream < 2; stream++) {
+        memset(other, 1, page);
+        hrk_copy(dst, 3, src, page, stream);
+        assert_memory_equal(other, src, page);
+    }
+    free(other);
+    munmap(src, page);
+}
+
 static void test_fill_nan(void **state)
 {
     static const uint8_t nan[4][8] = {
@@ -307,7 +329,8 @@ int main(void)
         cmocka_unit_test(test_levels),       cmocka_unit_test(test_sums),
         cmocka_unit_test(test_avg),          cmocka_unit_test(test_weights),
         cmocka_unit_test(test_nan_and_zero), cmocka_unit_test(test_single_is_total_over_one_partial),
-        cmocka_unit_test(test_copy),         cmocka_unit_test(test_fill_nan),
+        cmocka_unit_test(test_copy),         cmocka_unit_test(test_copy_does_not_touch_the_source),
+        cmocka_unit_test(test_fill_nan),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
