@@ -21,7 +21,8 @@
 #define MAX_PEERS 1024u
 #define TX_MAX (UINT64_C(8) << 20) /* bytes queued to one peer: more than all rosters of its comms at once */
 #define TICK_MS 250u
-#define PING_MS 1000u
+/* Four of them in the shortest peer_timeout that another node may have. */
+#define PING_MS 250u
 #define RTT_SAMPLES 4u
 #define AGENT_FRESH_NS UINT64_C(3000000000)
 
