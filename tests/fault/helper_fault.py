@@ -12,6 +12,7 @@ printed, not asserted. Everything is killed when the block is left; daemons must
 unless the test killed them.
 """
 
+import json
 import os
 import queue
 import signal
@@ -24,13 +25,13 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from helper_hreduced import BUILD, SCALE, Client, Daemon, check, run_tests, wait_for  # noqa: E402
 
 __all__ = """BUILD SCALE Client Daemon check run_tests wait_for RANK SANITIZED OK MISMATCH TIMEOUT RANK_LOST PEER_LOST
-ABORTED SUPERSEDED DAEMON_LOST RESOURCE REFUSED PROTOCOL WRONG SOON LONG Rank Cluster Job serves Held tell expect""".split()
+ABORTED SUPERSEDED DAEMON_LOST UNRESPONSIVE RESOURCE REFUSED PROTOCOL WRONG SOON LONG Rank Cluster Job serves Node Held tell expect""".split()
 
 RANK = os.path.join(BUILD, "tests", "fault", "helper_rank")
 SANITIZED = bool(os.environ.get("HREDUCE_SANITIZE"))
 
 OK, MISMATCH, TIMEOUT, RANK_LOST, PEER_LOST, ABORTED = 0, 4, 5, 6, 7, 8
-SUPERSEDED, DAEMON_LOST, RESOURCE, REFUSED, PROTOCOL = 9, 10, 12, 13, 14
+SUPERSEDED, DAEMON_LOST, UNRESPONSIVE, RESOURCE, REFUSED, PROTOCOL = 9, 10, 11, 12, 13, 14
 WRONG = 100
 
 # Within which an error must come, so that a slow machine fails no test; it is 1 s on an idle one.
@@ -112,6 +113,18 @@ class Rank:
             self.process.wait()
 
 
+class Node(Daemon):
+    """One daemon, with room for several communicators unless the test wants less."""
+
+    killed = False
+
+    def configure(self, config):
+        if "arena_size" not in config:
+            config = "arena_size = 24M\n" + config
+        with open(self.conf, "w", encoding="utf-8") as f:
+            f.write(f"socket = {self.socket}\nlog_level = info\n{config}")
+
+
 class Cluster:
     """Daemons on 127.0.0.1, .2, ... with one port."""
 
@@ -123,9 +136,8 @@ class Cluster:
         self.ranks = []
         for i in range(nnodes):
             text = f"listen = 127.0.0.{i + 1}\nport = {self.port}\nnode_name = node{i}\n{config}"
-            self.nodes.append(Daemon(f"{name}{Cluster.made}-{i}", text, limits=limits, start=False))
+            self.nodes.append(Node(f"{name}{Cluster.made}-{i}", text, limits=limits, start=False))
             self.nodes[-1].start(wait=False)
-            self.nodes[-1].killed = False
         for node in self.nodes:
             wait_for("a daemon's socket", node.answers, 15)
 
@@ -154,7 +166,7 @@ class Cluster:
             rank.close()
         for i, node in enumerate(self.nodes):
             if kind:
-                sys.stderr.write(f"---- daemon {i}\n{node.text()[-6000:]}\n")
+                sys.stderr.write(f"---- daemon {i}\n{node.text()[-2500:]}\n")
                 if node.alive():
                     node.process.send_signal(signal.SIGCONT)
                     node.kill()
@@ -220,7 +232,7 @@ def serves(cluster, where=None):
 
 
 class Held:
-    """What a daemon holds while no job runs: descriptors, threads, mappings, shared memory. Compared later."""
+    """What a daemon holds while no job runs: descriptors, threads, mappings, memory. Compared later."""
 
     def __init__(self, cluster):
         self.cluster = cluster
@@ -231,7 +243,10 @@ class Held:
         for node in self.cluster.nodes:
             with open(f"/proc/{node.pid}/maps", encoding="utf-8") as maps:
                 memfds = sum("/memfd:" in line for line in maps)
-            found.append({"descriptors": node.fds(), "threads": len(os.listdir(f"/proc/{node.pid}/task")), "memfds": memfds})
+            status = json.loads(node.ctl("status", "--json").stdout)
+            held = {"threads": len(os.listdir(f"/proc/{node.pid}/task")), "descriptors": node.fds(), "memfds": memfds}
+            held |= {key: status["memory"][key] for key in ("arena_used", "arena_reserved", "session_bytes")}
+            found.append(held | {"sessions": status["clients"]["sessions"], "comms": len(status["comms"])})
         found.append({"/dev/shm": sorted(os.listdir("/dev/shm"))})
         return found
 
