@@ -28,8 +28,10 @@ static void layout_text(const struct hrd_snapshot_comm *c, const json_t *member,
     size_t i, at = 0;
     json_int_t first = json_integer_value(json_object_get(json_array_get(nodes, 0), "ranks"));
     bool even = first > 0;
-    json_array_foreach(nodes, i, node) even =
-        even && json_integer_value(json_object_get(node, "ranks")) == first;
+    json_array_foreach(nodes, i, node)
+    {
+        even = even && json_integer_value(json_object_get(node, "ranks")) == first;
+    }
     if (even) {
         snprintf(buf, len, "%u node%s x %d rank%s", c->nnodes, c->nnodes == 1 ? "" : "s", (int)first,
                  first == 1 ? "" : "s");
@@ -189,9 +191,9 @@ json_t *hrd_path_json(const struct hrd_daemon *d, const struct hrd_snapshot *sna
     exchange_stage(stages, d, snap, c, member);
     algorithm_stage(stages, d, c);
     local_stage(stages, "local broadcast", snap, c);
-    json_t *path = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:o}", "comm", id, "layout", layout, "nranks",
-                     (int)c->nranks, "nnodes", (int)c->nnodes, "node", (int)c->node, "nlocal", (int)c->nlocal,
-                     "node_name", d->node_name, "stages", stages);
+    json_t *path = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:o}", "comm", id, "layout", layout,
+                             "nranks", (int)c->nranks, "nnodes", (int)c->nnodes, "node", (int)c->node,
+                             "nlocal", (int)c->nlocal, "node_name", d->node_name, "stages", stages);
     add_figures(path, c, member);
     return path;
 }

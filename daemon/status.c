@@ -272,7 +272,7 @@ static double uptime_s(void)
 static json_t *daemon_json(const struct hrd_daemon *d, const struct hrd_snapshot *snap)
 {
     char instance[33], listen[640], interface[64];
-    for (unsigned i = 0; i < sizeof(d->instance); i++)
+    for (size_t i = 0; i < sizeof(d->instance); i++)
         snprintf(instance + 2 * i, 3, "%02x", d->instance[i]);
     hrd_config_get(&d->cfg, "listen", listen, sizeof(listen));
     hrd_config_get(&d->cfg, "interface", interface, sizeof(interface));

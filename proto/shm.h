@@ -96,7 +96,7 @@ struct hrp_op_flags {
        Futex word: its low 32 bits. */
     _Alignas(HRP_LINE) _Atomic uint64_t done;
 };
-_Static_assert(sizeof(struct hrp_op_flags) == 2 * HRP_LINE, "ready and done on lines of their own");
+_Static_assert(sizeof(struct hrp_op_flags) == 2 * (size_t)HRP_LINE, "ready and done on lines of their own");
 _Static_assert(offsetof(struct hrp_op_flags, done) == HRP_LINE, "layout");
 
 enum hrp_comm_state {

@@ -40,7 +40,10 @@ static void print_path(const json_t *path)
     size_t i;
     printf("communicator %s: %s, here node %" PRId64 " (%s)\n", ctl_str(path, "comm", "?"),
            ctl_str(path, "layout", "?"), ctl_int(path, "node"), ctl_str(path, "node_name", "?"));
-    json_array_foreach(stages, i, s) print_stage(s);
+    json_array_foreach(stages, i, s)
+    {
+        print_stage(s);
+    }
 }
 
 int ctl_path(const struct ctl_options *o)

@@ -296,9 +296,9 @@ static uint32_t join(struct world *w)
     return w->msg.body.joined.slot;
 }
 
-static void ask_slot(struct world *w, uint16_t type, uint32_t slot)
+static void ask_slot(struct world *w, uint16_t type, uint32_t number)
 {
-    union hrp_msg_body b = {.slot = {.slot = slot}};
+    union hrp_msg_body b = {.slot = {.slot = number}};
     say(w, type, &b, -1);
 }
 
