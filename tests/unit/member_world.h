@@ -64,10 +64,10 @@ struct w_node {
     bool running;
     struct w_session session[W_SESSIONS];
     struct w_acomm comm[W_COMMS];
-    uint64_t orphan[W_COMMS];
-    unsigned norphans;
+    struct w_event *orphan;  /* failures of comms that the agent does not have yet */
     uint32_t no_of[W_NODES]; /* peer number by node, 0: not connected */
     bool link[W_NODES];
+    bool dead[W_NODES];    /* the connection is broken, which the node does not know yet */
     uint32_t ready_status; /* what the agent answers to comm_add */
     bool ready_held;       /* it answers never */
     bool no_link[W_NODES]; /* data links to that node fail */
@@ -156,7 +156,7 @@ bool hrd_peer_info(struct hrd_daemon *d, uint32_t no, struct hrd_peer_info *out)
 void hrd_peer_send(struct hrd_daemon *d, uint32_t no, const struct hrp_peer_msg *msg)
 {
     int me = w_index(d), to = w_by_no(&w[me], no);
-    if (no == 0 || to < 0)
+    if (no == 0 || to < 0 || w[me].dead[to])
         return;
     size_t size = hrp_peer_size(msg);
     struct w_event *e = w_event(W_MSG, me, to, size);
@@ -165,14 +165,18 @@ void hrd_peer_send(struct hrd_daemon *d, uint32_t no, const struct hrp_peer_msg 
     e->no = w[to].no_of[me];
 }
 
-static void w_connect(int a, int b)
+/* False: one of the two still holds a connection that is broken. */
+static bool w_connect(int a, int b)
 {
+    if (w[a].dead[b] || w[b].dead[a])
+        return false;
     if (w[a].no_of[b])
-        return;
+        return true;
     w[a].no_of[b] = ++w_no;
     w[b].no_of[a] = ++w_no;
     w_event(W_UP, a, b, 0)->no = w[b].no_of[a];
     w_event(W_UP, b, a, 0)->no = w[a].no_of[b];
+    return true;
 }
 
 void hrd_peer_dial(struct hrd_daemon *d, uint64_t token, const struct hrp_addr *addr, unsigned naddrs,
@@ -190,9 +194,10 @@ void hrd_peer_dial(struct hrd_daemon *d, uint64_t token, const struct hrp_addr *
             why = to == me ? "reached myself" : "another daemon";
             continue;
         }
-        w_connect(me, to);
-        no = w[me].no_of[to];
-        status = HRP_OK;
+        if (w_connect(me, to)) {
+            no = w[me].no_of[to];
+            status = HRP_OK;
+        }
     }
     struct w_event *e = w_event(W_DIALED, me, me, 0);
     e->token = token;
@@ -214,6 +219,8 @@ int hrd_peer_link(struct hrd_daemon *d, uint32_t no)
     if (w[me].link[to])
         return 1;
     if (!hrd_peer_dials(d, w[to].d.instance))
+        return 0;
+    if (w[me].dead[to])
         return 0;
     w_event(W_LINKED, me, to, 0)->no = w[to].no_of[me];
     w_event(W_LINKED, to, me, 0)->no = no;
@@ -262,12 +269,15 @@ void hrd_agent_comm_add(struct hrd_agent *a, const struct hrd_comm_spec *spec)
     if (n->ready_held)
         return;
     uint32_t status = n->ready_status;
-    for (unsigned o = 0; o < n->norphans; o++)
-        if (n->orphan[o] == spec->comm)
-            status = HRP_PEER_LOST;
-    struct w_event *e = w_agent_event(me, W_READY, spec->comm);
-    e->status = status;
+    struct w_event *e = w_agent_event(me, W_READY, spec->comm), *o = n->orphan;
     snprintf(e->text, sizeof(e->text), "node %s: the agent says no", n->name);
+    while (o && o->comm != spec->comm)
+        o = o->next;
+    if (o) {
+        status = o->status;
+        memcpy(e->text, o->text, sizeof(e->text));
+    }
+    e->status = status;
     if (status != HRP_OK)
         return;
     while (n->comm[i].used)
@@ -283,7 +293,8 @@ void hrd_agent_comm_add(struct hrd_agent *a, const struct hrd_comm_spec *spec)
     memcpy(c->peer, spec->peer_of_node, spec->nnodes * sizeof(c->peer[0]));
     for (unsigned p = 0; p < spec->nnodes; p++)
         if (p != spec->node &&
-            (w_by_no(n, spec->peer_of_node[p]) < 0 || !n->link[w_by_no(n, spec->peer_of_node[p])]))
+            (w_by_no(n, spec->peer_of_node[p]) < 0 || !n->link[w_by_no(n, spec->peer_of_node[p])] ||
+             n->dead[w_by_no(n, spec->peer_of_node[p])]))
             c->failed = true; /* its link broke meanwhile; reported below */
     if (c->failed) {
         c->used = false;
@@ -469,7 +480,7 @@ static void w_begin(uint32_t seed)
 
 static void w_disconnect(int a, int b, const char *why)
 {
-    if (!w[a].no_of[b])
+    if (!w[a].no_of[b] || w[a].dead[b])
         return;
     for (int side = 0; side < 2; side++) {
         int me = side ? b : a, other = side ? a : b;
@@ -477,18 +488,27 @@ static void w_disconnect(int a, int b, const char *why)
         e->no = w[me].no_of[other];
         snprintf(e->text, sizeof(e->text), "node %s %s", w[other].name, why);
         w_link_lost_in_agent(me, w[me].no_of[other], e->text);
-        w[me].no_of[other] = 0;
-        w[me].link[other] = false;
+        w[me].dead[other] = true;
+    }
+}
+
+static void w_drop_orphans(struct w_node *n)
+{
+    while (n->orphan) {
+        struct w_event *o = n->orphan;
+        n->orphan = o->next;
+        free(o);
     }
 }
 
 /* SIGKILL of a daemon: nobody on it hears anything any more. */
-static void w_kill_node(int i)
+static __attribute__((unused)) void w_kill_node(int i)
 {
     for (int k = 0; k < W_NODES; k++)
         if (k != i)
             w_disconnect(i, k, "closed the connection");
     hrd_members_free(&w[i].d);
+    w_drop_orphans(&w[i]);
     w[i].running = false;
     for (int s = 0; s < W_SESSIONS; s++)
         w[i].session[s].alive = false;
@@ -501,8 +521,12 @@ static void w_deliver(const struct w_event *e)
         struct w_acomm *c = w_acomm(&w[to], e->comm);
         if (c)
             w_fail(to, c, e->status, e->text, false);
-        else if (w[to].norphans < W_COMMS)
-            w[to].orphan[w[to].norphans++] = e->comm;
+        if (!c && w[to].running) {
+            struct w_event *o = calloc(1, sizeof(*o));
+            *o = *e;
+            o->next = w[to].orphan;
+            w[to].orphan = o;
+        }
         return;
     }
     struct w_node *n = &w[e->to];
@@ -515,15 +539,22 @@ static void w_deliver(const struct w_event *e)
     case W_MSG:
         if (w_by_no(n, e->no) != e->from)
             return; /* lost with its connection */
-        if (hrp_peer_decode(&msg, e->data, e->len) != 0 || !hrd_member_msg(&n->d, e->no, &msg))
+        if (hrp_peer_decode(&msg, e->data, e->len) != 0 || !hrd_member_msg(&n->d, e->no, &msg)) {
+            fprintf(stderr, "a %s message from node %d to %d was wrong\n", hrp_peer_name(msg.type), e->from,
+                    e->to);
             abort();
+        }
         return;
     case W_UP:
         if (w_by_no(n, e->no) == e->from)
             hrd_member_peer_up(&n->d, e->no);
         return;
     case W_DIALED:
-        hrd_member_dialed(&n->d, e->token, e->status, e->no, e->status == HRP_OK ? NULL : e->text);
+        if (e->status == HRP_OK &&
+            w_by_no(n, e->no) < 0) /* peer.c does not answer with a peer that is gone */
+            hrd_member_dialed(&n->d, e->token, HRP_PEER_LOST, 0, "it went away");
+        else
+            hrd_member_dialed(&n->d, e->token, e->status, e->no, e->status == HRP_OK ? NULL : e->text);
         return;
     case W_LINKED:
         if (w_by_no(n, e->no) != e->from)
@@ -536,6 +567,10 @@ static void w_deliver(const struct w_event *e)
         hrd_member_link(&n->d, e->no, NULL);
         return;
     case W_LOST:
+        if (w_by_no(n, e->no) != e->from)
+            return;
+        n->no_of[e->from] = 0;
+        n->link[e->from] = n->dead[e->from] = false;
         hrd_member_peer_lost(&n->d, e->no, e->text);
         return;
     case W_READY:
@@ -581,7 +616,7 @@ static void w_settle(void)
         ;
 }
 
-static void w_pass(uint64_t ms)
+static __attribute__((unused)) void w_pass(uint64_t ms)
 {
     for (uint64_t end = w_clock + ms; w_clock < end;) {
         w_clock += MEMBER_TICK_MS;
@@ -613,7 +648,7 @@ static int w_node_of(const struct w_session *s)
     return (int)(((const char *)s - (const char *)w) / (ptrdiff_t)sizeof(struct w_node));
 }
 
-static void w_die(struct w_session *s)
+static __attribute__((unused)) void w_die(struct w_session *s)
 {
     int node = w_node_of(s);
     if (!s->alive)
@@ -634,7 +669,8 @@ static void w_join_msg(struct w_session *s, const struct hrp_msg_join *join)
     hrd_member_join(&w[w_node_of(s)].d, &s->pub, 1, join);
 }
 
-static struct hrp_msg_join w_join_of(const char *name, int root, uint32_t rank, uint32_t nranks)
+static __attribute__((unused)) struct hrp_msg_join w_join_of(const char *name, int root, uint32_t rank,
+                                                             uint32_t nranks)
 {
     struct hrp_msg_join j = {.rank = rank, .nroots = 1};
     j.key.kind = HRP_KEY_NAME;
@@ -676,11 +712,73 @@ static const char *w_leftover(void)
 static void w_end(void)
 {
     w_settle();
-    for (int i = 0; i < W_NODES; i++)
+    for (int i = 0; i < W_NODES; i++) {
         if (w[i].running)
             hrd_members_free(&w[i].d);
+        w_drop_orphans(&w[i]);
+    }
     free(w);
     w = NULL;
+}
+
+#define HAS(text, part) assert_non_null(strstr(text, part))
+
+static struct w_session *rank[16];
+
+/* Ranks placed[i] on that node join by name; not settled. */
+/* ---- ranks of one comm ---- */
+
+static __attribute__((unused)) void join_all(const char *name, int root, const int *placed, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        rank[i] = w_process(placed[i], 1000);
+        w_join(rank[i], name, root, i, n);
+    }
+}
+
+static __attribute__((unused)) void all_joined(uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (!rank[i]->joined)
+            print_message("rank %u: status %u %s\n", i, rank[i]->status, rank[i]->text);
+        assert_true(rank[i]->joined);
+        assert_int_equal(rank[i]->answers, 1);
+        assert_memory_equal(rank[i]->answer.comm_id, rank[0]->answer.comm_id, 16);
+        assert_int_equal(rank[i]->answer.nranks, n);
+    }
+}
+
+static __attribute__((unused)) void all_failed(uint32_t first, uint32_t n, uint32_t status, const char *part)
+{
+    for (uint32_t i = first; i < n; i++) {
+        if (rank[i]->status != status || !strstr(rank[i]->text, part))
+            print_message("rank %u: status %u %s\n", i, rank[i]->status, rank[i]->text);
+        assert_int_equal(rank[i]->answers, 1);
+        assert_int_equal(rank[i]->status, status);
+        HAS(rank[i]->text, part);
+        assert_int_equal(rank[i]->slots, 0);
+    }
+}
+
+static __attribute__((unused)) void leave_all(uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (!rank[i]->alive || !rank[i]->slots)
+            continue;
+        rank[i]->answers = 0;
+        hrd_member_leave(&w[w_node_of(rank[i])].d, &rank[i]->pub, 2, rank[i]->answer.slot);
+        w_settle();
+        assert_true(rank[i]->done);
+        assert_int_equal(rank[i]->answers, 1);
+        assert_int_equal(rank[i]->slots, 0);
+    }
+}
+
+static __attribute__((unused)) void finish(uint32_t n)
+{
+    leave_all(n);
+    assert_null(w_leftover());
+    w_end();
 }
 
 #endif

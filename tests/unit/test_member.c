@@ -9,64 +9,6 @@
 
 #include "tests/unit/member_world.h"
 
-#define HAS(text, part) assert_non_null(strstr(text, part))
-
-static struct w_session *rank[16];
-
-/* Ranks placed[i] on that node join by name; not settled. */
-static void join_all(const char *name, int root, const int *placed, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        rank[i] = w_process(placed[i], 1000);
-        w_join(rank[i], name, root, i, n);
-    }
-}
-
-static void all_joined(uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        if (!rank[i]->joined)
-            print_message("rank %u: status %u %s\n", i, rank[i]->status, rank[i]->text);
-        assert_true(rank[i]->joined);
-        assert_int_equal(rank[i]->answers, 1);
-        assert_memory_equal(rank[i]->answer.comm_id, rank[0]->answer.comm_id, 16);
-        assert_int_equal(rank[i]->answer.nranks, n);
-    }
-}
-
-static void all_failed(uint32_t first, uint32_t n, uint32_t status, const char *part)
-{
-    for (uint32_t i = first; i < n; i++) {
-        if (rank[i]->status != status || !strstr(rank[i]->text, part))
-            print_message("rank %u: status %u %s\n", i, rank[i]->status, rank[i]->text);
-        assert_int_equal(rank[i]->answers, 1);
-        assert_int_equal(rank[i]->status, status);
-        HAS(rank[i]->text, part);
-        assert_int_equal(rank[i]->slots, 0);
-    }
-}
-
-static void leave_all(uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        if (!rank[i]->alive || !rank[i]->slots)
-            continue;
-        rank[i]->answers = 0;
-        hrd_member_leave(&w[w_node_of(rank[i])].d, &rank[i]->pub, 2, rank[i]->answer.slot);
-        w_settle();
-        assert_true(rank[i]->done);
-        assert_int_equal(rank[i]->answers, 1);
-        assert_int_equal(rank[i]->slots, 0);
-    }
-}
-
-static void finish(uint32_t n)
-{
-    leave_all(n);
-    assert_null(w_leftover());
-    w_end();
-}
-
 /* ---- together ---------------------------------------------------------------------------------------------- */
 
 static void test_one_node(void **state)
