@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""torch.distributed.all_reduce over gloo (float32 sum) as compare measures it: barrier, one op, the slowest rank's time,
-the median. One rank; rank, size and meeting point come from torchrun's variables. Rank 0 prints a line of JSON a size.
+"""torch.distributed.all_reduce over gloo (float32 sum) as compare measures it: barrier, one op, the slowest rank's
+time, the median. One rank; rank, size and meeting point come from torchrun's variables. Rank 0 prints a line of JSON a
+size.
 
 usage: allreduce_gloo.py BYTES[,BYTES...] SECONDS [INTERFACE]
 """

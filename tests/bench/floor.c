@@ -42,7 +42,8 @@ static const char help[] =
     "  sum       the three one after the other, each with all cores to itself\n"
     "  run       all three at once, chunk by chunk: the floor\n"
     "  +ranks    the same, started by N*R waiting processes and ended by waking them\n"
-    "One node sums and writes in one pass, so only the last two are measured.\n"
+    "  cpu       processor time of such an op, all processes together\n"
+    "One node sums and writes in one pass, so the first four are not measured.\n"
     "\n"
     "  -s, --sizes LIST      default 64K,1M,4M,16M\n"
     "  -k, --streams K       sockets between two nodes (default 4)\n"
@@ -72,7 +73,7 @@ struct shared {
     int what, nt, with_ranks;
     double seconds;
     _Atomic uint32_t go[2], iters;
-    uint64_t wrong;
+    uint64_t wrong, cpu_ns; /* of all threads and ranks, for all ops of a job */
     struct node_words node[FLOOR_MAX_NODES];
     float time_us[MAX_ITERS][MAX_PARTIES];
 };
@@ -116,6 +117,18 @@ static int another(pthread_barrier_t *b, int first, uint32_t it, double start)
     return (int)sh->go[it & 1];
 }
 
+static uint64_t cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void add(uint64_t *to, uint64_t n)
+{
+    __atomic_fetch_add(to, n, __ATOMIC_RELAXED);
+}
+
 static void note(uint32_t it, unsigned party, double t0)
 {
     sh->time_us[it][party] = (float)(1e6 * (now() - t0));
@@ -147,30 +160,34 @@ static void lane_part(struct lane *l)
 static void work_alone(struct lane *l)
 {
     unsigned party = l->node * cfg.lanes + l->index;
+    uint64_t cpu = cpu_ns();
     double start = now();
     for (uint32_t it = 0; another(&sh->workers, party == 0, it, start); it++) {
         double t0 = now();
         floor_run(&l->w);
         note(it, party, t0);
     }
+    add(&sh->cpu_ns, cpu_ns() - cpu);
 }
 
 /* Woken by the node's last rank; the node's last thread wakes the ranks. */
 static void work_for_ranks(struct lane *l)
 {
     struct node_words *n = &sh->node[l->node];
+    uint64_t cpu = cpu_ns();
     for (uint32_t op = 1;; op++) {
         uint32_t posted;
         while ((posted = n->posted) < op * cfg.ranks && !n->stop)
             futex_wait(&n->posted, posted);
         if (n->posted < op * cfg.ranks)
-            return;
+            break;
         floor_run(&l->w);
         if (atomic_fetch_add(&n->lanes, 1) + 1 == op * cfg.lanes) {
             n->done = op;
             futex_wake(&n->done);
         }
     }
+    add(&sh->cpu_ns, cpu_ns() - cpu);
 }
 
 /* Values whose sum is exact, different for each rank and place. */
@@ -196,7 +213,7 @@ static void check_job(struct lane *l)
         for (unsigned r = 0; r < cfg.ranks; r++)
             wrong += buf[r][i] != want;
     }
-    __atomic_fetch_add(&sh->wrong, wrong, __ATOMIC_RELAXED);
+    add(&sh->wrong, wrong);
 }
 
 static void *lane_main(void *arg)
@@ -333,6 +350,7 @@ static void node_main(unsigned me)
 static void rank_ops(unsigned me)
 {
     struct node_words *n = &sh->node[me / cfg.ranks];
+    uint64_t cpu = cpu_ns();
     double start = now();
     uint32_t it;
     for (it = 0; another(&sh->ranks, me == 0, it, start); it++) {
@@ -345,6 +363,7 @@ static void rank_ops(unsigned me)
     }
     n->stop = 1;
     futex_wake(&n->posted);
+    add(&sh->cpu_ns, cpu_ns() - cpu);
 }
 
 static void rank_main(unsigned me)
@@ -388,6 +407,7 @@ static double job(enum job_kind kind, int what, uint64_t unit, int nt, int with_
     sh->nt = nt;
     sh->with_ranks = with_ranks;
     sh->iters = 0;
+    sh->cpu_ns = 0;
     for (unsigned i = 0; i < cfg.nodes; i++)
         sh->node[i].posted = sh->node[i].done = sh->node[i].lanes = sh->node[i].stop = 0;
     pthread_barrier_wait(&sh->control);
@@ -397,9 +417,15 @@ static double job(enum job_kind kind, int what, uint64_t unit, int nt, int with_
     return kind == JOB_CHECK ? 0 : median(with_ranks ? cfg.nodes * cfg.ranks : cfg.nodes * cfg.lanes);
 }
 
+/* Processor time of one op of the last job, all processes together, in ms. */
+static double cpu_of_op(void)
+{
+    return 1e-6 * (double)sh->cpu_ns / sh->iters;
+}
+
 struct row {
     uint64_t size, unit;
-    double reduce, exchange, fan, run, with_ranks;
+    double reduce, exchange, fan, run, with_ranks, cpu, cpu_with_ranks;
     int nt;
 };
 
@@ -426,26 +452,31 @@ static void measure(struct row *r, uint64_t size)
             double t = job(JOB_WORK, FLOOR_ALL, unit, nt, 0);
             if (r->run == 0 || t < r->run) {
                 r->run = t;
+                r->cpu = cpu_of_op();
                 r->unit = unit;
                 r->nt = nt;
             }
         }
     }
     r->with_ranks = job(JOB_WORK, FLOOR_ALL, r->unit, r->nt, 1);
+    r->cpu_with_ranks = cpu_of_op();
 }
 
 static void print_row(const struct row *r)
 {
     char size[24];
-    snprintf(size, sizeof(size), r->size % 1048576 ? "%.0f KiB" : "%.0f MiB",
-             (double)r->size / (r->size % 1048576 ? 1024 : 1048576));
+    if (r->size % 1024)
+        snprintf(size, sizeof(size), "%llu B", (unsigned long long)r->size);
+    else
+        snprintf(size, sizeof(size), r->size % 1048576 ? "%.0f KiB" : "%.0f MiB",
+                 (double)r->size / (r->size % 1048576 ? 1024 : 1048576));
     if (cfg.nodes > 1)
         printf("%9s %9.3f %9.3f %9.3f %9.3f", size, r->reduce, r->exchange, r->fan,
                r->reduce + r->exchange + r->fan);
     else
         printf("%9s %9s %9s %9s %9s", size, "-", "-", "-", "-");
-    printf(" %9.3f %9.3f   unit %.0f KiB%s\n", r->run, r->with_ranks, (double)r->unit / 1024,
-           r->nt ? ", streaming stores" : "");
+    printf(" %9.3f %9.3f %9.3f   unit %.0f KiB%s\n", r->run, r->with_ranks, r->cpu_with_ranks,
+           (double)r->unit / 1024, r->nt ? ", streaming stores" : "");
     fflush(stdout);
 }
 
@@ -459,9 +490,11 @@ static void write_json(const struct row *row, unsigned n)
     for (unsigned i = 0; i < n; i++)
         fprintf(f,
                 "%s\n {\"bytes\": %llu, \"reduce_ms\": %.4f, \"exchange_ms\": %.4f, \"fanout_ms\": %.4f, "
-                "\"run_ms\": %.4f, \"with_ranks_ms\": %.4f, \"unit\": %llu, \"streaming\": %d}",
+                "\"run_ms\": %.4f, \"with_ranks_ms\": %.4f, \"cpu_ms\": %.4f, "
+                "\"cpu_with_ranks_ms\": %.4f, \"unit\": %llu, \"streaming\": %d}",
                 i ? "," : "", (unsigned long long)row[i].size, row[i].reduce, row[i].exchange, row[i].fan,
-                row[i].run, row[i].with_ranks, (unsigned long long)row[i].unit, row[i].nt);
+                row[i].run, row[i].with_ranks, row[i].cpu, row[i].cpu_with_ranks,
+                (unsigned long long)row[i].unit, row[i].nt);
     fprintf(f, "\n]}\n");
     if (fclose(f))
         floor_die(cfg.json);

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Emulated hosts on one Linux machine: what compare and other root-only tests run their nodes in.
 
-A host is a set of namespaces of its own (network, IPC, UTS, mount, PID) with a private /dev/shm, so that programs on two
-hosts have nothing but the network between them. The hosts hang on a bridge in a namespace of its own by veth pairs;
-inside, the interface is called net0 and host i has the address 10.99.0.(i+1).
+A host is a set of namespaces of its own (network, IPC, UTS, mount, PID) with a private /dev/shm, so that programs on
+two hosts have nothing but the network between them. The hosts hang on a bridge in a namespace of its own by veth
+pairs; inside, the interface is called net0 and host i has the address 10.99.0.(i+1).
 
-Each namespace lives as long as its first process, which the kernel kills when this one ends, however it ends; with it go
-every process on that host, the interfaces and the bridge. So nothing is left behind, not even after SIGKILL.
+Each namespace lives as long as its first process, which the kernel kills when this one ends, however it ends; with it
+go every process on that host, the interfaces and the bridge. So nothing is left behind, not even after SIGKILL.
 """
 
 import ctypes
@@ -100,9 +100,13 @@ class Namespace:
                     return int(rest.split()[8 if which == "tx_bytes" else 0])
         raise NetnsError(f"{self.name} has no interface {interface}")
 
-    def close(self):
+    def kill(self):
+        """Begins the end of this namespace and everything in it; close() waits for it."""
         if self._holder.poll() is None:
             self._holder.kill()
+
+    def close(self):
+        self.kill()
         self._holder.wait()
         self._holder.stdout.close()
         self._holder.stderr.close()
@@ -169,9 +173,11 @@ class Cluster:
             h.kill_all()
 
     def close(self):
-        for ns in [*self.hosts, self.switch]:
-            if ns:
-                ns.close()
+        everything = [ns for ns in [*self.hosts, self.switch] if ns]
+        for ns in everything:
+            ns.kill()
+        for ns in everything:
+            ns.close()
 
     def __enter__(self):
         return self
