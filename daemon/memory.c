@@ -44,7 +44,7 @@ static bool read_file(const char *path, char *buf, size_t size)
 /* A file with one number; "max" and anything unreadable is no number. */
 static bool read_number(const char *dir, const char *file, uint64_t *out)
 {
-    char path[600], text[64];
+    char path[720], text[64];
     snprintf(path, sizeof(path), "%s/%s", dir, file);
     if (!read_file(path, text, sizeof(text)) || text[0] < '0' || text[0] > '9')
         return false;
@@ -61,41 +61,57 @@ static uint64_t machine_headroom(void)
     return strtoull(at + 13, NULL, 10) * 1024;
 }
 
+/* The two generations of control groups; a machine has its memory controller in one of them. */
+static const struct generation {
+    const char *line; /* of /proc/self/cgroup, behind the hierarchy's number */
+    const char *mount, *max, *now, *cache, *name;
+} generations[] = {
+    {"0::", "/sys/fs/cgroup", "memory.max", "memory.current", "\ninactive_file ", "memory.max"},
+    {":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+     "\ntotal_inactive_file ", "memory.limit_in_bytes"},
+};
+
 /* Page cache that the group can drop counts as room. */
-static uint64_t group_reclaimable(const char *dir)
+static uint64_t group_reclaimable(const char *dir, const char *field)
 {
-    char path[600], text[4096];
+    char path[720], text[4096];
     const char *at;
     snprintf(path, sizeof(path), "%s/memory.stat", dir);
-    if (!read_file(path, text, sizeof(text)) || (at = strstr(text, "\ninactive_file ")) == NULL)
+    if (!read_file(path, text, sizeof(text)) || (at = strstr(text, field)) == NULL)
         return 0;
-    return strtoull(at + 15, NULL, 10);
+    return strtoull(at + strlen(field), NULL, 10);
 }
 
-/* The tightest memory.max on the way up from the daemon's own group. */
-static uint64_t group_headroom(char *where, size_t len)
+/* What one group leaves; UINT64_MAX: it has no limit. */
+static uint64_t group_left(const char *dir, const struct generation *g)
 {
-    char text[512], dir[560], *nl;
+    uint64_t max, now;
+    if (!read_number(dir, g->max, &max) || !read_number(dir, g->now, &now) || max > INT64_MAX / 2)
+        return UINT64_MAX;
+    uint64_t cache = group_reclaimable(dir, g->cache);
+    now -= cache < now ? cache : now;
+    return max > now ? max - now : 0;
+}
+
+/* The tightest limit on the way up from the daemon's own group. */
+static uint64_t group_headroom(const struct generation *g, char *where, size_t len)
+{
+    char text[1024], dir[640], *nl;
     uint64_t best = UINT64_MAX;
     if (!read_file("/proc/self/cgroup", text, sizeof(text)))
         return best;
-    char *path = strstr(text, "0::");
-    if (!path || (path != text && path[-1] != '\n'))
+    char *path = strstr(text, g->line);
+    if (!path)
         return best;
-    path += 3;
+    path += strlen(g->line);
     if ((nl = strchr(path, '\n')) != NULL)
         *nl = '\0';
     while (path[0] == '/' && path[1] != '\0') {
-        uint64_t max, now;
-        snprintf(dir, sizeof(dir), "/sys/fs/cgroup%s", path);
-        if (read_number(dir, "memory.max", &max) && read_number(dir, "memory.current", &now)) {
-            uint64_t cache = group_reclaimable(dir);
-            now -= cache < now ? cache : now;
-            uint64_t left = max > now ? max - now : 0;
-            if (left < best) {
-                best = left;
-                snprintf(where, len, "memory.max of the control group %s (MemoryMax= of the unit)", path);
-            }
+        snprintf(dir, sizeof(dir), "%s%.560s", g->mount, path);
+        uint64_t left = group_left(dir, g);
+        if (left < best) {
+            best = left;
+            snprintf(where, len, "%s of the control group %.400s (MemoryMax= of its unit)", g->name, path);
         }
         *strrchr(path, '/') = '\0';
     }
@@ -104,12 +120,17 @@ static uint64_t group_headroom(char *where, size_t len)
 
 uint64_t hrd_memory_headroom(char *where, size_t len)
 {
-    uint64_t machine = machine_headroom();
-    uint64_t group = group_headroom(where, len);
-    if (group <= machine)
-        return group;
+    uint64_t best = machine_headroom();
     snprintf(where, len, "the memory of this machine (MemAvailable)");
-    return machine;
+    for (unsigned i = 0; i < sizeof(generations) / sizeof(generations[0]); i++) {
+        char group[600];
+        uint64_t left = group_headroom(&generations[i], group, sizeof(group));
+        if (left < best) {
+            best = left;
+            snprintf(where, len, "%s", group);
+        }
+    }
+    return best;
 }
 
 /* ---- memory of the daemon's making ------------------------------------------------------------------------ */
