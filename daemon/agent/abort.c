@@ -277,19 +277,22 @@ static void warn_stalled(struct aop *op, uint64_t age_ms)
     missing_text(c, op, missing, sizeof(missing));
     hrp_sig_text(&op->sig, what, sizeof(what));
     op->warned = true;
-    hrd_log_event(HRD_LOG_WARNING, NULL, c->id, "op %" PRIu64 " (%s) waits since %" PRIu64 " ms for %s",
-                  op->op, what, age_ms, *missing ? missing : "ranks of other nodes; their daemons name them");
+    hrd_log_event(HRD_LOG_WARNING, NULL, c->id,
+                  "comm %016" PRIx64 ": op %" PRIu64 " (%s) waits since %" PRIu64 " ms for %s", c->id, op->op,
+                  what, age_ms, *missing ? missing : "ranks of other nodes; their daemons name them");
 }
 
 void hrd_abort_deadlines(struct acomm *c)
 {
     uint64_t now = c->a->now;
+    bool told = false; /* what stalls the oldest op stalls those behind it: one line for all */
     for (struct aop *op = c->ops; op && !c->failed; op = op->next) {
         if (!op->start_ns || (op->state != OP_WAITING && op->state != OP_RUNNING))
             continue;
         uint64_t age_ms = now > op->start_ns ? (now - op->start_ns) / 1000000 : 0;
-        if (!op->warned && age_ms >= c->a->cfg.stall_warning_ms)
+        if (!told && !op->warned && age_ms >= c->a->cfg.stall_warning_ms)
             warn_stalled(op, age_ms);
+        told = told || op->warned;
         if (op->deadline_ns && now >= op->deadline_ns) {
             char what[96];
             hrp_sig_text(&op->sig, what, sizeof(what));
