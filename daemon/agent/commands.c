@@ -185,8 +185,10 @@ void hrd_agent_end_sessions(struct hrd_agent *a)
             continue;
         }
         *ps = s->next;
-        hrd_agent_emit(a, HRD_EV_SESSION_GONE, s->sid, 0, 0, 0, NULL);
+        uint64_t sid = s->sid;
         session_free(s);
+        /* Last: the control thread then closes the doorbell, and its number may be another session's at once. */
+        hrd_agent_emit(a, HRD_EV_SESSION_GONE, sid, 0, 0, 0, NULL);
     }
 }
 
