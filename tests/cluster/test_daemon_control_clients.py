@@ -253,6 +253,7 @@ def test_descriptor_limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
     with Daemon(limits=limit) as d:
+        d.ctl("version")  # it has started for good
         base = d.fds()
         clients, refused = [], 0
         for _ in range(40):
