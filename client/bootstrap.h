@@ -17,14 +17,14 @@ struct hcl_launch {
 };
 
 /* Reads the environment and resolves the meeting point (may ask the name service). */
-hclient_result_t hcl_launch_read(struct hcl_launch *launch);
+hclient_result_t hcl_launch_read(struct hcl_launch *out);
 /* LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or SLURM_LOCALID; -1: none of them. */
 int hcl_local_rank(void);
 
 /* How many communicators of this name the process has made before; counts this one. */
-uint32_t hcl_name_take(const char *name);
+uint32_t hcl_name_take(const char *text);
 /* It was not made after all. */
-void hcl_name_give_back(const char *name, uint32_t nth);
+void hcl_name_give_back(const char *text, uint32_t nth);
 
 /* The first host of a Slurm list ("n[07-09,12]x,m3" is "n07x"). False: malformed, or longer than size. */
 bool hcl_first_host(const char *list, char *host, size_t size);

@@ -285,19 +285,19 @@ struct hcl_registration {
     struct hcl_registration *next;
 };
 
-hclient_result_t hclient_comm_register(hclient_comm_t handle, void *buff, size_t size, void **out)
+hclient_result_t hclient_comm_register(hclient_comm_t comm, void *buff, size_t size, void **handle)
 {
     HCL_ENTER();
-    struct hcl_comm *comm;
-    hclient_result_t r = hcl_comm_enter(handle, "hclient_comm_register", &comm);
+    struct hcl_comm *c;
+    hclient_result_t r = hcl_comm_enter(comm, "hclient_comm_register", &c);
     if (r != HCLIENT_OK)
         return r;
     struct hcl_registration *reg = NULL;
-    if (out == NULL || buff == NULL || size == 0 || (uintptr_t)buff > UINTPTR_MAX - size)
+    if (handle == NULL || buff == NULL || size == 0 || (uintptr_t)buff > UINTPTR_MAX - size)
         r = hcl_fail(HCLIENT_INVALID_ARGUMENT,
                      "hclient_comm_register: buff %p, size %zu, handle %p: give a buffer and a place for the "
                      "handle",
-                     buff, size, (void *)out);
+                     buff, size, (void *)handle);
     else if (hcl_is_cuda_pointer(buff))
         r = hcl_fail(
             HCLIENT_UNSUPPORTED,
@@ -305,38 +305,38 @@ hclient_result_t hclient_comm_register(hclient_comm_t handle, void *buff, size_t
     else if ((reg = calloc(1, sizeof(*reg))) == NULL)
         r = hcl_fail(HCLIENT_RESOURCE, "out of memory");
     if (r == HCLIENT_OK) {
-        pthread_mutex_lock(&comm->lock);
-        reg->next = comm->registrations;
-        comm->registrations = reg;
-        pthread_mutex_unlock(&comm->lock);
-        *out = reg;
+        pthread_mutex_lock(&c->lock);
+        reg->next = c->registrations;
+        c->registrations = reg;
+        pthread_mutex_unlock(&c->lock);
+        *handle = reg;
     }
-    hcl_handle_put(handle);
+    hcl_handle_put(comm);
     return r;
 }
 
-hclient_result_t hclient_comm_deregister(hclient_comm_t handle, void *reg)
+hclient_result_t hclient_comm_deregister(hclient_comm_t comm, void *handle)
 {
     HCL_ENTER();
-    struct hcl_comm *comm;
-    hclient_result_t r = hcl_comm_enter(handle, "hclient_comm_deregister", &comm);
+    struct hcl_comm *c;
+    hclient_result_t r = hcl_comm_enter(comm, "hclient_comm_deregister", &c);
     if (r != HCLIENT_OK)
         return r;
-    pthread_mutex_lock(&comm->lock);
-    struct hcl_registration **p = &comm->registrations;
-    while (*p != NULL && *p != reg)
+    pthread_mutex_lock(&c->lock);
+    struct hcl_registration **p = &c->registrations;
+    while (*p != NULL && *p != handle)
         p = &(*p)->next;
     struct hcl_registration *found = *p;
     if (found != NULL)
         *p = found->next;
-    pthread_mutex_unlock(&comm->lock);
+    pthread_mutex_unlock(&c->lock);
     free(found);
     if (found == NULL)
         r = hcl_fail(HCLIENT_INVALID_ARGUMENT,
                      "hclient_comm_deregister: %p is not a registration of this communicator (or was ended "
                      "before)",
-                     reg);
-    hcl_handle_put(handle);
+                     handle);
+    hcl_handle_put(comm);
     return r;
 }
 

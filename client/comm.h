@@ -44,7 +44,7 @@ struct hcl_failure {
     char text[HRP_OP_TEXT + 1];
 };
 
-#define HCL_STAGE_QUEUE (2 * HRP_OP_SLOTS)
+#define HCL_STAGE_QUEUE ((uint64_t)2 * HRP_OP_SLOTS)
 
 struct hcl_stage {
     pthread_mutex_t lock;

@@ -68,6 +68,7 @@ static void context_free(struct hcl_context *ctx)
     hcl_regions_deinit(&ctx->regions);
     pthread_cond_destroy(&ctx->answered);
     pthread_mutex_destroy(&ctx->lock);
+    free(ctx->receive_buf);
     free(ctx->socket_path);
     free(ctx);
 }
@@ -88,7 +89,8 @@ static struct hcl_context *context_new(const char *path)
     pthread_condattr_destroy(&attr);
     hcl_regions_init(&ctx->regions);
     ctx->socket_path = strdup(path);
-    if (ctx->socket_path == NULL) {
+    ctx->receive_buf = malloc(HRP_MSG_MAX);
+    if (ctx->socket_path == NULL || ctx->receive_buf == NULL) {
         context_free(ctx);
         return NULL;
     }
@@ -158,7 +160,7 @@ static hclient_result_t send_hello(struct hcl_context *ctx)
 
 /* Waits for the reply; on success the descriptors are in fds. */
 static hclient_result_t receive_welcome(struct hcl_context *ctx, uint64_t deadline, struct hrp_msg *msg,
-                                        char *buf, int *fds, int *nfds)
+                                        int *fds, int *nfds)
 {
     for (;;) {
         uint64_t now = hcl_now();
@@ -170,7 +172,7 @@ static hclient_result_t receive_welcome(struct hcl_context *ctx, uint64_t deadli
         struct timespec ts = hcl_timespec(deadline - now);
         if (ppoll(&pfd, 1, &ts, NULL) <= 0)
             continue;
-        long len = hrp_recv_fds(ctx->sock, buf, HRP_MSG_MAX, fds, HRP_MAX_FDS, nfds);
+        long len = hrp_recv_fds(ctx->sock, ctx->receive_buf, HRP_MSG_MAX, fds, HRP_MAX_FDS, nfds);
         if (len == -EAGAIN)
             continue;
         if (len == -EMFILE)
@@ -180,7 +182,7 @@ static hclient_result_t receive_welcome(struct hcl_context *ctx, uint64_t deadli
         if (len <= 0)
             return hcl_fail(HCLIENT_DAEMON_LOST, "the hreduced daemon at %s closed a new connection%s%s",
                             ctx->socket_path, len < 0 ? ": " : "", len < 0 ? strerror((int)-len) : "");
-        if (hrp_msg_decode(msg, buf, (size_t)len) == 0 && *nfds == hrp_msg_nfds(msg->type))
+        if (hrp_msg_decode(msg, ctx->receive_buf, (size_t)len) == 0 && *nfds == hrp_msg_nfds(msg->type))
             return HCLIENT_OK;
         for (int i = 0; i < *nfds; i++)
             close(fds[i]);
@@ -241,18 +243,14 @@ static hclient_result_t handshake(struct hcl_context *ctx, uint64_t deadline)
     hclient_result_t r = send_hello(ctx);
     if (r != HCLIENT_OK)
         return r;
-    char *buf = malloc(HRP_MSG_MAX);
-    if (buf == NULL)
-        return hcl_fail(HCLIENT_RESOURCE, "out of memory");
     int fds[HRP_MAX_FDS], nfds = 0;
     struct hrp_msg msg;
-    r = receive_welcome(ctx, deadline, &msg, buf, fds, &nfds);
+    r = receive_welcome(ctx, deadline, &msg, fds, &nfds);
     if (r == HCLIENT_OK) {
         r = take_welcome(ctx, &msg, fds);
         for (int i = 0; i < nfds; i++)
             close_fd(&fds[i]);
     }
-    free(buf);
     return r;
 }
 

@@ -70,6 +70,7 @@ struct hcl_context {
 
     pthread_t watcher;
     atomic_bool stop;
+    char *receive_buf;   /* HRP_MSG_MAX bytes; handshake, then the watcher */
     atomic_bool feeding; /* the watcher polls for staged ops; no need to wake it */
     /* Watcher's own: */
     uint64_t beat;       /* heartbeat as last seen */
@@ -77,8 +78,8 @@ struct hcl_context {
     uint64_t next_tick;
 };
 
-/* path NULL: HREDUCE_SOCKET or the default. *ctx: with a reference for the caller. */
-hclient_result_t hcl_context_get(const char *path, struct hcl_context **ctx);
+/* path NULL: HREDUCE_SOCKET or the default. *out: with a reference for the caller. */
+hclient_result_t hcl_context_get(const char *path, struct hcl_context **out);
 void hcl_context_ref(struct hcl_context *ctx);
 void hcl_context_put(struct hcl_context *ctx);
 /* Calls fn for all contexts, under the list's lock, until it returns true; whether one did. */
@@ -103,7 +104,7 @@ bool hcl_group_defer(struct hcl_context *ctx);
 void hcl_group_flush(void);
 
 void hcl_watcher_wake(struct hcl_context *ctx);
-void *hcl_watcher_main(void *ctx);
+void *hcl_watcher_main(void *arg);
 
 /* ------------------------------------------------------------------------------------------ requests */
 

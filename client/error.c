@@ -54,13 +54,12 @@ const char *hclient_strerror(hclient_result_t result)
     return hrp_status_name((uint32_t)result);
 }
 
-hclient_result_t hcl_fail(hclient_result_t result, const char *fmt, ...)
+void hcl_say(const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(last_text, sizeof(last_text), fmt, ap);
     va_end(ap);
-    return result;
 }
 
 hclient_result_t hcl_fail_text(hclient_result_t result, const char *text, size_t len)

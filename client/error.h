@@ -11,9 +11,11 @@
 
 #define HCL_TEXT 4096 /* longest sentence that is kept, with its NUL */
 
-/* Sets the calling thread's sentence and returns `result`. */
-hclient_result_t hcl_fail(hclient_result_t result, const char *fmt, ...)
-    __attribute__((format(printf, 2, 3)));
+/* Sets the calling thread's sentence. */
+void hcl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Sets it and gives `result`. A macro, so that who reads a caller (compilers and checkers too) sees that what
+   comes back is no success. */
+#define hcl_fail(result, ...) (hcl_say(__VA_ARGS__), (result))
 /* The same for a sentence of len bytes that the daemon wrote. */
 hclient_result_t hcl_fail_text(hclient_result_t result, const char *text, size_t len);
 /* Appends to the calling thread's sentence. */

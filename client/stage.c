@@ -7,6 +7,7 @@
  * ranks that wait for two comms in different orders would wait for ever).
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -227,7 +228,8 @@ static bool drain(struct hcl_comm *comm, struct hcl_op *op, uint64_t entry, bool
     if (*complete && (outcome.result != HCLIENT_OK || !is_fed(op))) {
         if (outcome.result == HCLIENT_OK) {
             outcome.result = HCLIENT_PROTOCOL;
-            strcpy(outcome.text, "the hreduced daemon reported an op complete before it had its input");
+            snprintf(outcome.text, sizeof(outcome.text),
+                     "the hreduced daemon reported an op complete before it had its input");
         }
         finish(comm, op, entry, outcome.result, outcome.text);
         return true;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* From the daemon's done word to a result. */
+#include <stdio.h>
 #include <string.h>
 
 #include "client/comm.h"
@@ -29,7 +30,7 @@ bool hcl_op_over(struct hcl_comm *comm, uint64_t number, uint64_t *chunks, struc
     if (done >> HRP_CHUNK_BITS != number || c->op != number || status >= HRP_NSTATUS ||
         status == HRP_IN_PROGRESS || len > HRP_OP_TEXT) {
         outcome->result = HCLIENT_PROTOCOL;
-        strcpy(outcome->text, "the hreduced daemon wrote a malformed completion");
+        snprintf(outcome->text, sizeof(outcome->text), "the hreduced daemon wrote a malformed completion");
         return true;
     }
     outcome->result = (hclient_result_t)status;
@@ -96,6 +97,7 @@ static struct look look_at(struct hcl_comm *comm, uint64_t number)
     struct hcl_op *op = &comm->ops[number % HRP_OP_SLOTS];
     struct look look = {.complete = true};
     struct hcl_outcome outcome;
+    outcome.result = HCLIENT_OK;
     uint64_t chunks;
     bool over = false;
     pthread_mutex_lock(&comm->lock);
@@ -215,7 +217,7 @@ static hclient_result_t result_of(struct hcl_comm *comm, uint64_t number)
         r = kept_failure(comm, number, r, &text);
     bool lost = r == HCLIENT_OK && op->number != number && number <= comm->forgotten;
     if (r != HCLIENT_OK)
-        hcl_fail(r, "%s", text);
+        hcl_say("%s", text);
     pthread_mutex_unlock(&comm->lock);
     if (lost)
         return hcl_fail(

@@ -31,13 +31,13 @@ static void lose_socket(struct hcl_context *ctx, const char *why)
                      ctx->socket_path, why);
 }
 
-static void receive(struct hcl_context *ctx, char *buf)
+static void receive(struct hcl_context *ctx)
 {
     for (;;) {
         int fds[HRP_MAX_FDS], nfds = 0;
-        long len = hrp_recv_fds(ctx->sock, buf, HRP_MSG_MAX, fds, HRP_MAX_FDS, &nfds);
+        long len = hrp_recv_fds(ctx->sock, ctx->receive_buf, HRP_MSG_MAX, fds, HRP_MAX_FDS, &nfds);
         if (len > 0) {
-            hcl_dispatch(ctx, buf, (size_t)len, fds, nfds);
+            hcl_dispatch(ctx, ctx->receive_buf, (size_t)len, fds, nfds);
         } else if (len == -EAGAIN) {
             return;
         } else if (len == 0) {
@@ -54,29 +54,33 @@ static void receive(struct hcl_context *ctx, char *buf)
     }
 }
 
+struct ref {
+    hclient_comm_t handle;
+};
+
 /* The communicators of the context as counted references, so that work on them needs no lock. */
-static size_t take_comms(struct hcl_context *ctx, hclient_comm_t **out)
+static size_t take_comms(struct hcl_context *ctx, struct ref **out)
 {
     size_t n = 0, have = 0;
     pthread_mutex_lock(&ctx->lock);
     for (struct hcl_comm *c = ctx->comms; c != NULL; c = c->next)
         n++;
-    hclient_comm_t *v = n > 0 ? malloc(n * sizeof(*v)) : NULL;
+    struct ref *v = n > 0 ? malloc(n * sizeof(*v)) : NULL;
     if (v != NULL)
         for (struct hcl_comm *c = ctx->comms; c != NULL; c = c->next)
             if (hcl_handle_get(c->handle) != NULL)
-                v[have++] = c->handle;
+                v[have++].handle = c->handle;
     pthread_mutex_unlock(&ctx->lock);
     *out = v;
     return have;
 }
 
 /* One look at every communicator that nobody waits on. Returns the time until the next, 0: not needed. */
-static uint64_t feed(struct hcl_context *ctx, const hclient_comm_t *v, size_t n)
+static uint64_t feed(struct hcl_context *ctx, const struct ref *v, size_t n)
 {
     uint64_t next = 0;
     for (size_t i = 0; i < n && !hcl_context_lost(ctx); i++) {
-        struct hcl_comm *c = hcl_handle_get(v[i]);
+        struct hcl_comm *c = hcl_handle_get(v[i].handle);
         if (c == NULL)
             continue;
         if (atomic_load(&c->stage.unfed) > 0 && atomic_load(&c->stage.feeders) == 0) {
@@ -84,22 +88,22 @@ static uint64_t feed(struct hcl_context *ctx, const hclient_comm_t *v, size_t n)
             if (next == 0 || wait < next)
                 next = wait;
         }
-        hcl_handle_put(v[i]);
+        hcl_handle_put(v[i].handle);
     }
     return next;
 }
 
-static void poison(const hclient_comm_t *v, size_t n)
+static void poison(const struct ref *v, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        struct hcl_comm *c = hcl_handle_get(v[i]);
+        struct hcl_comm *c = hcl_handle_get(v[i].handle);
         if (c == NULL)
             continue;
         for (unsigned k = 0; k < HRP_OP_SLOTS; k++) {
             atomic_store_explicit(&c->area->flags[k].done, HRP_FLAG_POISON, memory_order_release);
             hcl_futex_wake(hcl_low_word(&c->area->flags[k].done));
         }
-        hcl_handle_put(v[i]);
+        hcl_handle_put(v[i].handle);
     }
 }
 
@@ -124,31 +128,31 @@ static void check_heartbeat(struct hcl_context *ctx, bool pending)
         ctx->socket_path, STALE_TICKS);
 }
 
-static void tick(struct hcl_context *ctx, const hclient_comm_t *v, size_t n)
+static void tick(struct hcl_context *ctx, const struct ref *v, size_t n)
 {
     bool pending = hcl_requests_pending(ctx);
     for (size_t i = 0; i < n; i++) {
-        struct hcl_comm *c = hcl_handle_get(v[i]);
+        struct hcl_comm *c = hcl_handle_get(v[i].handle);
         if (c == NULL)
             continue;
         pending = hcl_comm_pending(c) || pending;
         hcl_comm_report(c);
-        hcl_handle_put(v[i]);
+        hcl_handle_put(v[i].handle);
     }
     check_heartbeat(ctx, pending);
 }
 
-static void put_comms(hclient_comm_t *v, size_t n)
+static void put_comms(struct ref *v, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        hcl_handle_put(v[i]);
+        hcl_handle_put(v[i].handle);
     free(v);
 }
 
 /* What is due besides events. Returns the time until it must be called again, UINT64_MAX: not by itself. */
 static uint64_t duties(struct hcl_context *ctx)
 {
-    hclient_comm_t *v;
+    struct ref *v;
     size_t n = take_comms(ctx, &v);
     uint64_t now = hcl_now();
     uint64_t wait = UINT64_MAX;
@@ -185,9 +189,6 @@ void *hcl_watcher_main(void *arg)
 {
     struct hcl_context *ctx = arg;
     prctl(PR_SET_NAME, "hclient-watch");
-    char *buf = malloc(HRP_MSG_MAX);
-    if (buf == NULL)
-        hcl_context_lose(ctx, HRP_RESOURCE, "out of memory: hclient's watcher thread cannot work");
     bool hung_up = false;
     while (!atomic_load(&ctx->stop)) {
         uint64_t wait = duties(ctx);
@@ -213,8 +214,7 @@ void *hcl_watcher_main(void *arg)
             lose_socket(ctx, "its process is gone");
         }
         if (pfd[1].revents && !hcl_context_lost(ctx))
-            receive(ctx, buf);
+            receive(ctx);
     }
-    free(buf);
     return NULL;
 }

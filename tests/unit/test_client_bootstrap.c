@@ -42,15 +42,13 @@ static const char *const names[] = {"RANK",
                                     "HREDUCE_ROOT_ADDR"};
 
 /* The environment is exactly this: name, value, name, value, ..., NULL. */
-static void set_env(const char *name, ...)
+#define set_env(...) set_env_list((const char *const[]){__VA_ARGS__})
+static void set_env_list(const char *const *list)
 {
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         unsetenv(names[i]);
-    va_list ap;
-    va_start(ap, name);
-    for (; name != NULL; name = va_arg(ap, const char *))
-        setenv(name, va_arg(ap, const char *), 1);
-    va_end(ap);
+    for (; list[0] != NULL; list += 2)
+        setenv(list[0], list[1], 1);
 }
 
 static struct hcl_launch good(void)

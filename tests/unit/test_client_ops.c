@@ -78,12 +78,12 @@ struct job {
     hclient_op_t op;
 };
 
-static double input(const struct job *j, uint64_t i)
+FAKE_LOOP static double input(const struct job *j, uint64_t i)
 {
     return (double)((j->seed + (uint32_t)i * 2654435761u) >> 28); /* 0..15: sums fit a byte */
 }
 
-static double expected(const struct job *j, uint64_t i)
+FAKE_LOOP static double expected(const struct job *j, uint64_t i)
 {
     uint64_t n = j->count;
     switch (j->coll) {
@@ -98,7 +98,7 @@ static double expected(const struct job *j, uint64_t i)
     }
 }
 
-static void job_post(struct job *j, size_t skew, bool shared)
+FAKE_LOOP static void job_post(struct job *j, size_t skew, bool shared)
 {
     size_t es = hrp_dtype_size(j->dtype), one = j->count * es, all = one * j->nranks;
     size_t send_bytes = j->coll == HRP_REDUCE_SCATTER ? all : one;
@@ -137,7 +137,7 @@ static void job_post(struct job *j, size_t skew, bool shared)
     }
 }
 
-static void job_finish(struct job *j)
+FAKE_LOOP static void job_finish(struct job *j)
 {
     OK(hclient_wait(j->op));
     size_t es = hrp_dtype_size(j->dtype);
