@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "daemon/member_impl.h"
+#include "daemon/schedule.h"
 
 static const char *const states[] = {
     [LCOMM_CONNECTING] = "connecting", [LCOMM_ADDING] = "reserving", [LCOMM_VOTED] = "waiting for the others",
@@ -52,13 +53,14 @@ static json_t *comm_json(struct hrd_daemon *d, const struct lcomm *c)
 {
     char comm[17];
     snprintf(comm, sizeof(comm), "%016llx", (unsigned long long)c->comm);
-    return json_pack("{s:s, s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:b, s:s, s:o, s:o}", "comm", comm, "key",
+    return json_pack("{s:s, s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:b, s:s, s:s, s:o, s:o}", "comm", comm, "key",
                      key_json(&c->roster.key), "uid", (json_int_t)c->roster.key.uid, "state",
                      c->state == LCOMM_ACTIVE && c->failed ? "failed" : states[c->state], "nranks",
                      (json_int_t)c->roster.nranks, "nnodes", (json_int_t)c->roster.nnodes, "node",
                      (json_int_t)c->roster.node, "age_ms", (json_int_t)(hrd_member_now(d) - c->start),
                      "reproducible", c->roster.config.reproducible == HRP_ON, "wire",
-                     c->roster.config.wire_f32 == HRP_ON ? "f32" : "type", "nodes", nodes_json(c), "local",
+                     c->roster.config.wire_f32 == HRP_ON ? "f32" : "type", "algorithm",
+                     hrd_algo_name(c->roster.config.algo), "nodes", nodes_json(c), "local",
                      local_json(c));
 }
 

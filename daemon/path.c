@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* One stage. Strings that are NULL or empty are left out: without `reason` nothing else was wanted. */
+static const char NOTHING_YET[] = "nothing moved yet";
+
+/* One stage. Without `wanted`, `reason` and `remedy` it is what was wanted. */
 static json_t *stage(json_t *stages, const char *name, const char *used)
 {
     json_t *s = json_pack("{s:s, s:s}", "stage", name, "used", used);
@@ -51,7 +53,7 @@ static void buffers_stage(json_t *stages, const struct hrd_snapshot_comm *c)
 {
     char used[128];
     if (c->bytes == 0) {
-        stage(stages, "buffers", "nothing moved yet");
+        stage(stages, "buffers", NOTHING_YET);
         return;
     }
     unsigned percent = (unsigned)((double)c->staged_bytes * 100.0 / (double)(c->bytes * c->nlocal) + 0.5);
@@ -145,13 +147,16 @@ static void exchange_stage(json_t *stages, const struct hrd_daemon *d, const str
                "none; a later version will have it");
 }
 
-static void algorithm_stage(json_t *stages, const struct hrd_daemon *d, const struct hrd_snapshot_comm *c)
+/* The plan says itself when the configuration decided. "auto" is what the root asked for, for all nodes. */
+static void algorithm_stage(json_t *stages, const struct hrd_snapshot_comm *c, const json_t *member)
 {
-    char name[32];
-    json_t *s = stage(stages, "algorithm", c->last_plan[0] ? c->last_plan : "no operation yet");
-    if (d->cfg.algorithm != 0)
-        json_object_set_new(s, "configured",
-                            json_string(hrd_config_get(&d->cfg, "algorithm", name, sizeof(name))));
+    const char *asked = json_string_value(json_object_get(member, "algorithm"));
+    char used[64];
+    if (asked && strcmp(asked, "auto") != 0)
+        snprintf(used, sizeof(used), "%s, set by configuration; no operation yet", asked);
+    else
+        snprintf(used, sizeof(used), "chosen by size, no operation yet");
+    stage(stages, "algorithm", c->last_plan[0] ? c->last_plan : used);
 }
 
 json_t *hrd_algorithms_json(const struct hrd_snapshot_comm *c)
@@ -189,7 +194,7 @@ json_t *hrd_path_json(const struct hrd_daemon *d, const struct hrd_snapshot *sna
     buffers_stage(stages, c);
     local_stage(stages, "local reduce", snap, c);
     exchange_stage(stages, d, snap, c, member);
-    algorithm_stage(stages, d, c);
+    algorithm_stage(stages, c, member);
     local_stage(stages, "local broadcast", snap, c);
     json_t *path = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:o}", "comm", id, "layout", layout,
                              "nranks", (int)c->nranks, "nnodes", (int)c->nnodes, "node", (int)c->node,
@@ -205,10 +210,13 @@ void hrd_path_line(const json_t *path, char *buf, size_t len)
     json_array_foreach(stages, i, s)
     {
         const json_t *reason = json_object_get(s, "reason");
+        const char *used = json_string_value(json_object_get(s, "used"));
         if (at >= len)
             return;
+        if (strcmp(used, NOTHING_YET) == 0)
+            continue;
         at += (size_t)snprintf(buf + at, len - at, "; %s: %s", json_string_value(json_object_get(s, "stage")),
-                               json_string_value(json_object_get(s, "used")));
+                               used);
         if (reason && at < len)
             at +=
                 (size_t)snprintf(buf + at, len - at, " (wanted %s: %s)",
