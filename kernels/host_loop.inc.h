@@ -56,8 +56,7 @@ HRK_INLINE void OP(_tile)(unsigned in, unsigned op, const struct hrk_block *b, s
     OP(_put4)(in, b, i, a0, a1, a2, a3);
 }
 
-/* The last elements, at most one vector of them, by way of a buffer so that nothing beyond them is touched.
- */
+/* The last elements, one vector or less at a time; less goes through a buffer, so that nothing beyond is touched. */
 HRK_INLINE void OP(_tail)(unsigned in, unsigned op, const struct hrk_block *b, size_t i, size_t m)
 {
     const size_t at = (b->first + i) * hrk_size(in);
@@ -65,8 +64,11 @@ HRK_INLINE void OP(_tail)(unsigned in, unsigned op, const struct hrk_block *b, s
     V acc = {0};
 
     for (unsigned s = 0; s < b->nsrc; s++) {
-        memcpy(buf, (const uint8_t *)b->src[s] + at, m * hrk_size(in));
-        V x = OP(_load)(in, buf);
+        const uint8_t *p = (const uint8_t *)b->src[s] + at;
+
+        if (m < LANES)
+            p = memcpy(buf, p, m * hrk_size(in));
+        V x = OP(_load)(in, p);
 
         if (op == HRP_AVG && b->weight)
             x = OP(_mul)(x, OP(_set)(b->weight[s]));

@@ -183,6 +183,28 @@ static void test_nan_and_zero(void **state)
     for_each_level(check_nan_and_zero);
 }
 
+/* What the three descriptions say: which of them divide, and by what. */
+static void test_descriptions(void **state)
+{
+    static const uint32_t weight[2] = {1, 2};
+
+    (void)state;
+    for (unsigned t = 0; t < HRP_NDTYPES; t++) {
+        const int is_float = t <= HRP_BF16;
+
+        for (unsigned op = 0; op < HRP_NREDOPS; op++) {
+            const struct hrk_fold p = hrk_fold_partial(t, t, op, 3), s = hrk_fold_single(t, op, 3);
+            const struct hrk_fold w = hrk_fold_total(t, t, op, weight, 3);
+
+            assert_int_equal(p.divisor, op == HRP_AVG && is_float ? 3 : 0);
+            assert_int_equal(w.divisor, op == HRP_AVG ? 3 : 0);
+            assert_int_equal(s.divisor, op == HRP_AVG ? 3 : 0);
+            assert_ptr_equal(w.weight, op == HRP_AVG && is_float ? weight : NULL);
+            assert_true(!p.weight && !s.weight && !p.stream && !w.stream && !s.stream);
+        }
+    }
+}
+
 /* One node in one step equals its partial followed by the total over that one partial, for either wire type.
  */
 static void test_single_is_total_over_one_partial(void **state)
@@ -326,10 +348,15 @@ static void test_levels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_levels),       cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_avg),          cmocka_unit_test(test_weights),
-        cmocka_unit_test(test_nan_and_zero), cmocka_unit_test(test_single_is_total_over_one_partial),
-        cmocka_unit_test(test_copy),         cmocka_unit_test(test_copy_does_not_touch_the_source),
+        cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_descriptions),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_avg),
+        cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_nan_and_zero),
+        cmocka_unit_test(test_single_is_total_over_one_partial),
+        cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_copy_does_not_touch_the_source),
         cmocka_unit_test(test_fill_nan),
     };
 
