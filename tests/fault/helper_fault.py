@@ -135,7 +135,9 @@ class Cluster:
         self.nodes = []
         self.ranks = []
         for i in range(nnodes):
-            text = f"listen = 127.0.0.{i + 1}\nport = {self.port}\nnode_name = node{i}\n{config}"
+            text = f"listen = 127.0.0.{i + 1}\nport = {self.port}\n{config}"
+            if "node_name" not in config:
+                text += f"node_name = node{i}\n"
             self.nodes.append(Node(f"{name}{Cluster.made}-{i}", text, limits=limits, start=False))
             self.nodes[-1].start(wait=False)
         for node in self.nodes:
