@@ -174,7 +174,7 @@ uint64_t hrd_member_phase_ms(const struct hrd_daemon *d, const struct hrp_comm_c
 
 /* member_join.c */
 void hrd_join_start(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
-                    const struct hrp_msg_join *join);
+                    const struct hrp_msg_join *msg);
 void hrd_join_refused(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);
 void hrd_join_dialed(struct hrd_daemon *d, uint64_t token, uint32_t status, uint32_t no, const char *why);
 void hrd_join_peer_lost(struct hrd_daemon *d, uint32_t no, const char *why);
@@ -216,6 +216,17 @@ void hrd_root_rtt(struct hrd_daemon *d);
 void hrd_root_tick(struct hrd_daemon *d);
 bool hrd_root_busy(const struct hrd_members *m);
 void hrd_root_free_all(struct hrd_members *m);
+
+/* member_set.c */
+struct rset *hrd_rset_by_key(struct hrd_members *m, const struct hrp_key *key);
+/* Voting or committed. */
+struct rset *hrd_rset_by_id(struct hrd_members *m, const uint8_t *id);
+struct rset *hrd_rset_of_other_size(struct hrd_members *m, const struct hrp_key *key);
+struct rset *hrd_rset_new(struct hrd_daemon *d, const struct hrp_peer_join *join,
+                          const struct hrp_comm_config *config);
+void hrd_rset_free(struct hrd_members *m, struct rset *s);
+struct rrank *hrd_rset_rank(struct rset *s, uint32_t rank); /* NULL: not there */
+void hrd_rset_insert(struct rset *s, uint32_t no, const struct hrp_peer_join *join);
 
 /* member_roster.c: what the root makes of a complete set */
 /* 0, or a status with the sentence: nodes are numbered, set->node is filled. */

@@ -9,86 +9,6 @@
 
 static void recheck_waits(struct hrd_daemon *d);
 
-/* ---- sets ----------------------------------------------------------------------------------------------- */
-
-static struct rset *set_by_key(struct hrd_members *m, const struct hrp_key *key)
-{
-    struct rset *s = m->sets;
-    while (s && memcmp(&s->key, key, sizeof(*key)) != 0)
-        s = s->next;
-    return s;
-}
-
-static struct rset *set_by_id(struct hrd_members *m, const uint8_t *id)
-{
-    struct rset *s = m->sets;
-    while (s &&
-           !((s->state == RSET_VOTE || s->state == RSET_COMMITTED) && memcmp(s->id, id, sizeof(s->id)) == 0))
-        s = s->next;
-    return s;
-}
-
-/* A set that is still being made whose ranks believe in another world size. */
-static struct rset *set_of_other_size(struct hrd_members *m, const struct hrp_key *key)
-{
-    for (struct rset *s = m->sets; s; s = s->next) {
-        struct hrp_key k = s->key;
-        k.nranks = key->nranks;
-        if (s->state != RSET_COMMITTED && s->key.nranks != key->nranks && memcmp(&k, key, sizeof(k)) == 0)
-            return s;
-    }
-    return NULL;
-}
-
-static void set_free(struct hrd_members *m, struct rset *s)
-{
-    struct rset **at = &m->sets;
-    while (*at != s)
-        at = &(*at)->next;
-    *at = s->next;
-    free(s->rank);
-    free(s->node);
-    free(s);
-}
-
-static struct rset *set_new(struct hrd_daemon *d, const struct hrp_peer_join *join,
-                            const struct hrp_comm_config *config)
-{
-    uint64_t now = hrd_member_now(d), waited = join->waited_ms;
-    struct rset *s = hrd_member_alloc(1, sizeof(*s));
-    s->key = join->key;
-    s->config = *config;
-    s->start = s->said_at = now;
-    if (waited > config->setup_timeout_ms)
-        waited = config->setup_timeout_ms;
-    s->deadline = now + config->setup_timeout_ms - waited;
-    s->next = d->members->sets;
-    d->members->sets = s;
-    return s;
-}
-
-static struct rrank *rank_find(struct rset *s, uint32_t rank)
-{
-    for (uint32_t i = 0; i < s->nranks; i++)
-        if (s->rank[i].rank == rank)
-            return &s->rank[i];
-    return NULL;
-}
-
-static void rank_insert(struct rset *s, uint32_t no, const struct hrp_peer_join *join)
-{
-    if (s->nranks == s->room) {
-        s->room = s->room ? s->room * 2 : 8;
-        s->rank = realloc(s->rank, s->room * sizeof(*s->rank));
-        if (!s->rank)
-            abort();
-    }
-    uint32_t i = s->nranks++;
-    for (; i > 0 && s->rank[i - 1].rank > join->rank; i--)
-        s->rank[i] = s->rank[i - 1];
-    s->rank[i] = (struct rrank){.rank = join->rank, .no = no, .join = join->join, .pid = join->pid};
-}
-
 /* ---- answers -------------------------------------------------------------------------------------------- */
 
 static void refuse(struct hrd_daemon *d, uint32_t to, uint64_t join, uint32_t status, const char *text)
@@ -119,7 +39,7 @@ static void set_fail(struct hrd_daemon *d, struct rset *s, uint32_t status, cons
     else
         for (uint32_t i = 0; i < s->nranks; i++)
             refuse(d, s->rank[i].no, s->rank[i].join, status, text);
-    set_free(d->members, s);
+    hrd_rset_free(d->members, s);
     recheck_waits(d);
 }
 
@@ -178,7 +98,7 @@ static void commit(struct hrd_daemon *d, struct rset *s)
 
 void hrd_root_vote(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg)
 {
-    struct rset *s = set_by_id(d->members, msg->body.vote.comm_id);
+    struct rset *s = hrd_rset_by_id(d->members, msg->body.vote.comm_id);
     if (!s || s->state != RSET_VOTE)
         return; /* failed or committed meanwhile */
     bool all = true;
@@ -210,7 +130,7 @@ static void supersede(struct hrd_daemon *d, struct rset *s, uint32_t from, const
              hrd_key_text(&s->key, key, sizeof(key)), join->rank, join->pid, hrd_member_node_name(d, from));
     hrd_notice("%s", text);
     fail_to_nodes(d, s, HRP_SUPERSEDED, text);
-    set_free(d->members, s);
+    hrd_rset_free(d->members, s);
 }
 
 static void refuse_duplicate(struct hrd_daemon *d, const struct rset *s, const struct rrank *holder,
@@ -247,7 +167,7 @@ static void hold(struct hrd_daemon *d, struct rset *s, struct rrank *holder, uin
 
 static bool wrong_size(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_join *join)
 {
-    struct rset *s = set_of_other_size(d->members, &join->key);
+    struct rset *s = hrd_rset_of_other_size(d->members, &join->key);
     char text[HRP_COMM_TEXT], key[128];
     if (!s || s->nranks == 0)
         return false;
@@ -288,8 +208,8 @@ static bool wrong_config(struct hrd_daemon *d, struct rset *s, uint32_t from,
 static void join_or_wait(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_join *join,
                          uint64_t until)
 {
-    struct rset *s = set_by_key(d->members, &join->key);
-    struct rrank *holder = s ? rank_find(s, join->rank) : NULL;
+    struct rset *s = hrd_rset_by_key(d->members, &join->key);
+    struct rrank *holder = s ? hrd_rset_rank(s, join->rank) : NULL;
     struct hrp_comm_config config = join->config;
     hrd_config_resolve(&d->cfg, &config);
     if (holder && !holder->gone) {
@@ -303,10 +223,10 @@ static void join_or_wait(struct hrd_daemon *d, uint32_t from, const struct hrp_p
     if (!s && wrong_size(d, from, join))
         return;
     if (!s)
-        s = set_new(d, join, &config);
+        s = hrd_rset_new(d, join, &config);
     if (wrong_config(d, s, from, join, &config))
         return;
-    rank_insert(s, from, join);
+    hrd_rset_insert(s, from, join);
     /* The one that waits longest says when the time is over. */
     uint64_t waited = join->waited_ms < config.setup_timeout_ms ? join->waited_ms : config.setup_timeout_ms;
     uint64_t deadline = hrd_member_now(d) + config.setup_timeout_ms - waited;
@@ -371,13 +291,13 @@ static void forget_if_gone(struct hrd_members *m, struct rset *s)
     for (uint32_t i = 0; i < s->nnodes; i++)
         if (!s->node[i].gone)
             return;
-    set_free(m, s);
+    hrd_rset_free(m, s);
 }
 
 void hrd_root_left(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg)
 {
-    struct rset *s = set_by_id(d->members, msg->body.comm.comm_id);
-    struct rrank *r = s && s->state == RSET_COMMITTED ? rank_find(s, msg->body.comm.rank) : NULL;
+    struct rset *s = hrd_rset_by_id(d->members, msg->body.comm.comm_id);
+    struct rrank *r = s && s->state == RSET_COMMITTED ? hrd_rset_rank(s, msg->body.comm.rank) : NULL;
     if (!r || r->no != from)
         return;
     r->gone = true;
@@ -395,7 +315,7 @@ static void node_gone(struct hrd_daemon *d, struct rset *s, uint32_t no)
 
 void hrd_root_gone(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg)
 {
-    struct rset *s = set_by_id(d->members, msg->body.comm.comm_id);
+    struct rset *s = hrd_rset_by_id(d->members, msg->body.comm.comm_id);
     if (!s || s->state != RSET_COMMITTED)
         return;
     node_gone(d, s, from);
@@ -458,18 +378,23 @@ static void vote_timeout(struct hrd_daemon *d, struct rset *s)
     set_fail(d, s, HRP_TIMEOUT, text);
 }
 
-static bool set_late(struct hrd_daemon *d, struct rset *s)
+static struct rset *first_late(struct hrd_daemon *d)
+{
+    struct rset *s = d->members->sets;
+    while (s && (s->state == RSET_COMMITTED || s->state == RSET_MEASURE || hrd_member_now(d) < s->deadline))
+        s = s->next;
+    return s;
+}
+
+static void set_late(struct hrd_daemon *d, struct rset *s)
 {
     char text[HRP_COMM_TEXT];
-    if (s->state == RSET_COMMITTED || s->state == RSET_MEASURE || hrd_member_now(d) < s->deadline)
-        return false;
     if (s->state == RSET_VOTE) {
         vote_timeout(d, s);
-    } else {
-        hrd_rset_missing_text(d, s, text, sizeof(text));
-        set_fail(d, s, HRP_TIMEOUT, text);
+        return;
     }
-    return true;
+    hrd_rset_missing_text(d, s, text, sizeof(text));
+    set_fail(d, s, HRP_TIMEOUT, text);
 }
 
 static void set_progress(struct hrd_daemon *d, struct rset *s)
@@ -481,7 +406,7 @@ static void set_progress(struct hrd_daemon *d, struct rset *s)
     s->said_at = now;
     uint32_t *missing = hrd_member_alloc(s->key.nranks, sizeof(*missing)), n = 0;
     for (uint32_t r = 0; r < s->key.nranks; r++)
-        if (!rank_find(s, r))
+        if (!hrd_rset_rank(s, r))
             missing[n++] = r;
     hrd_notice("%s: waiting for rank%s %s since %llu s", hrd_key_text(&s->key, key, sizeof(key)),
                n == 1 ? "" : "s", hrd_ranks_text(missing, n, ranks, sizeof(ranks)),
@@ -492,15 +417,13 @@ static void set_progress(struct hrd_daemon *d, struct rset *s)
 void hrd_root_tick(struct hrd_daemon *d)
 {
     struct hrd_members *m = d->members;
-    for (struct rset *s = m->sets; s;) {
-        if (set_late(d, s)) {
-            s = m->sets; /* the list may have changed in any way */
-            continue;
-        }
+    /* Failing one lets waiting joins run, which may change the list in any way. */
+    for (struct rset *s; (s = first_late(d)) != NULL;)
+        set_late(d, s);
+    for (struct rset *s = m->sets; s; s = s->next) {
         if (s->state == RSET_MEASURE && hrd_member_now(d) >= s->until)
             start_vote(d, s);
         set_progress(d, s);
-        s = s->next;
     }
     if (m->waits)
         recheck_waits(d);
@@ -517,7 +440,7 @@ bool hrd_root_busy(const struct hrd_members *m)
 void hrd_root_free_all(struct hrd_members *m)
 {
     while (m->sets)
-        set_free(m, m->sets);
+        hrd_rset_free(m, m->sets);
     while (m->waits) {
         struct rwait *w = m->waits;
         m->waits = w->next;

@@ -183,7 +183,7 @@ static void broken_eof(struct conn *c)
 {
     struct hrd_peer *p = c->peer;
     char buf[300];
-    if (c->stage == CONN_OPEN && p->bye)
+    if (c->stage == CONN_OPEN && p && p->bye)
         snprintf(buf, sizeof(buf), "said goodbye: %s", p->bye_text);
     else if (c->stage == CONN_OPEN)
         snprintf(buf, sizeof(buf), "closed the connection (its daemon stopped or died)");

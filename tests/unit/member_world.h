@@ -7,6 +7,7 @@
 #ifndef MEMBER_WORLD_H
 #define MEMBER_WORLD_H
 
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,6 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "daemon/member_impl.h"
 
