@@ -179,12 +179,6 @@ void hcl_comm_end(struct hcl_comm *comm, uint32_t status, const char *text)
 
 /* ---------------------------------------------------------------------------------------------- joining */
 
-static bool more_cores_than(uint32_t n)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) == 0 && (uint32_t)CPU_COUNT(&set) > n;
-}
-
 static struct hcl_comm *comm_new(struct hcl_context *ctx, const struct hrp_msg_joined *j, uint32_t rank)
 {
     struct hcl_comm *comm = calloc(1, sizeof(*comm));
@@ -201,7 +195,6 @@ static struct hcl_comm *comm_new(struct hcl_context *ctx, const struct hrp_msg_j
     comm->local_rank = hcl_local_rank();
     comm->op_timeout_ms = j->op_timeout_ms;
     memcpy(comm->id, j->comm_id, sizeof(comm->id));
-    comm->spin = more_cores_than(j->nlocal + 1);
     pthread_mutex_init(&comm->post_lock, NULL);
     pthread_mutex_init(&comm->lock, NULL);
     hcl_stage_init(&comm->stage);

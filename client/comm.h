@@ -77,7 +77,6 @@ struct hcl_comm {
     int local_rank;
     uint32_t op_timeout_ms;
     uint8_t id[16];
-    bool spin; /* more cores than local ranks: a short spin may pay */
 
     pthread_mutex_t post_lock;
     _Atomic uint64_t posted; /* number of the last op */

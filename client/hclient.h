@@ -330,8 +330,8 @@ HCLIENT_API hclient_result_t hclient_group_end(void);
 /* --------------------------------------------------------------------------------------------- completion */
 
 /*
- * Blocks until the op is complete on this rank and its output is in place; returns its result. Sleeps, but
- * for a short spin when the machine has more cores than ranks. The results of the last 256 failed ops of a
+ * Blocks until the op is complete on this rank and its output is in place; returns its result. Sleeps,
+ * after at most 200 us of looking (and yielding) for ops up to 2 MiB. The results of the last 256 failed ops of a
  * communicator are kept; older failures are reported as HCLIENT_INVALID_ARGUMENT ("too old to tell").
  */
 HCLIENT_API hclient_result_t hclient_wait(hclient_op_t op);

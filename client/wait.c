@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /* From the daemon's done word to a result. */
 #include <stdio.h>
+#include <sched.h>
 #include <string.h>
 
 #include "client/comm.h"
 #include "client/futex.h"
 #include "proto/status.h"
 
-#define SPIN_NS (20 * HCL_MS / 1000)
+/*
+ * A waiter first looks again and again, giving up its core at each look: a hand-over between processes that do so takes
+ * about 1 us, a futex wake-up across cores 10 to 50. Bounded, once a wait, and only for ops that may be over so soon.
+ */
+#define SPIN_NS (200 * HCL_MS / 1000)
+#define SPIN_BYTES (UINT64_C(2) << 20)
+#define LOOKS_PER_YIELD 32
 #define CHECK_NS (500 * HCL_MS) /* how long a waiter sleeps before it looks after daemon and comm */
 #define FEED_NS (HCL_MS)        /* ... while it also feeds ops other than its own */
 /* How long the daemon has, after a comm failed or was aborted, to let go of the buffers of an op. */
@@ -77,6 +84,7 @@ struct look {
     bool complete;
     bool staged;
     bool fed;
+    bool soon; /* small enough that it may complete within SPIN_NS */
 };
 
 /* Under lock: result and sentence of an op among the failures that are kept; `otherwise` when it is not. */
@@ -104,6 +112,7 @@ static struct look look_at(struct hcl_comm *comm, uint64_t number)
     if (op->number == number && !op->complete) {
         look.staged = op->staged;
         look.fed = op->staged && atomic_load_explicit(&op->in, memory_order_relaxed) == op->nchunks;
+        look.soon = hrp_sig_bytes(&op->sig, comm->nranks) <= SPIN_BYTES;
         look.complete = false;
         over = !op->staged && hcl_op_over(comm, number, &chunks, &outcome);
     }
@@ -139,17 +148,17 @@ static inline void relax(void)
 #endif
 }
 
-static bool spin_on(const struct hrp_op_flags *flags, uint64_t seen)
+static void spin_on(const struct hrp_op_flags *flags, uint64_t seen)
 {
     uint64_t end = hcl_now() + SPIN_NS;
     do {
-        for (int i = 0; i < 64; i++) {
+        for (int i = 0; i < LOOKS_PER_YIELD; i++) {
             if (atomic_load_explicit(&flags->done, memory_order_relaxed) != seen)
-                return true;
+                return;
             relax();
         }
+        sched_yield();
     } while (hcl_now() < end);
-    return false;
 }
 
 /* One round: look, move staged bytes, sleep. True: the op is complete. */
@@ -178,7 +187,7 @@ static bool wait_round(struct hcl_comm *comm, uint64_t number, bool *spun)
         /* Only room in the window helps, which the oldest op frees. (It changed: look again.) */
         if (front != 0 && front == atomic_load(&stage->front))
             sleep_on(first, first_seen, CHECK_NS);
-    } else if (comm->spin && !*spun) {
+    } else if (look.soon && !*spun) {
         *spun = true;
         spin_on(own, own_seen);
     } else {

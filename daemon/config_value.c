@@ -379,8 +379,7 @@ static uint64_t auto_number(const struct hrd_key *key)
     unsigned cores = usable_cores();
     if (strcmp(key->name, "threads") == 0)
         return cores < 8 ? cores : 8;
-    /* spin_us: with few cores the one spun on is the one a rank needs. */
-    return cores <= 4 ? 0 : 50;
+    return 200; /* spin_us: a hand-over to a sleeper costs up to 50 us, and a daemon waits for several in one op */
 }
 
 static bool set_name(struct hrd_config *c, const struct hrd_key *key, const char *value)

@@ -3,6 +3,7 @@
 #include "daemon/agent/types.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -226,6 +227,15 @@ static bool ops_pending(const struct hrd_agent *a)
     return false;
 }
 
+/* While reduce threads work, the core is theirs: the end of their work wakes the agent. */
+static bool engine_busy(const struct hrd_agent *a)
+{
+    for (const struct acomm *c = a->comms; c; c = c->next)
+        if (c->works)
+            return true;
+    return false;
+}
+
 static void *agent_thread(void *arg)
 {
     struct hrd_agent *a = arg;
@@ -239,8 +249,10 @@ static void *agent_thread(void *arg)
             last_busy = a->now;
             continue;
         }
-        if (a->now - last_busy < a->cfg.spin_us * UINT64_C(1000))
+        if (a->now - last_busy < a->cfg.spin_us * UINT64_C(1000) && !engine_busy(a)) {
+            sched_yield(); /* whoever has the work we wait for may need this core */
             continue;
+        }
         set_asleep(a, 1);
         if (!anything_new(a))
             poll_once(a, ops_pending(a) ? (int)(TICK_NS / 1000000) : SLEEP_MS);

@@ -17,7 +17,7 @@
    cache. */
 #define DEPTH 4u
 /* Payload at least this large leaves stream 0 to small frames, so that these do not queue behind it. */
-#define BULK_BYTES (16u << 10)
+#define BULK_BYTES (64u << 10)
 #define CREDITS_MAX (1u << 16)
 
 static uint64_t slot_bytes(uint64_t bytes)

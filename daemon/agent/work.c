@@ -67,16 +67,29 @@ static uint32_t piece_sources(const struct aop *op, const struct hrd_piece *p, u
     return c->nlocal;
 }
 
-/* Outputs of an op that is larger than the caches are not in them any more when the result comes back from the other
-   nodes: writing past the caches saves reading every line first (a third of the traffic of a fan-out). */
+/* Outputs of an op that is larger than the caches are not in them when the result is written, unless they were read just
+   before (one node, in place): writing past the caches saves reading every line first, a third of a fan-out's traffic. */
 #define STREAM_BYTES (UINT64_C(4) << 20)
+
+static bool past_caches(const struct aop *op)
+{
+    const struct acomm *c = op->c;
+    if (hrp_sig_bytes(&op->sig, c->nranks) * c->nlocal < STREAM_BYTES)
+        return false;
+    for (uint32_t i = 0; i < c->nlocal && c->nnodes == 1; i++) {
+        const struct apost *p = &op->post[i];
+        if (p->in.base == p->out.base && p->in.off == p->out.off)
+            return false;
+    }
+    return true;
+}
 
 /* The local outputs that a piece of the result goes to. */
 static void piece_sinks(struct aop *op, const struct hrd_piece *p, uint64_t off, struct hrd_work *w)
 {
     struct acomm *c = op->c;
     op->touched = true;
-    w->fold.stream = c->nnodes > 1 && hrp_sig_bytes(&op->sig, c->nranks) * c->nlocal >= STREAM_BYTES;
+    w->fold.stream = past_caches(op);
     if (op->sig.coll == HRP_REDUCE_SCATTER) {
         struct arank *r = local_rank(c, p->segment);
         if (r)
