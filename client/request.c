@@ -210,6 +210,11 @@ void hcl_dispatch(struct hcl_context *ctx, const void *buf, size_t len, int *fds
     struct hrp_msg msg;
     bool good = hrp_msg_decode(&msg, buf, len) == 0 && nfds == hrp_msg_nfds(msg.type);
     struct hcl_request *req = NULL, *late = NULL;
+    if (good && msg.type == HRP_MSG_ERROR && msg.cookie == 0) {
+        hcl_context_lose(ctx, msg.body.error.status, "the hreduced daemon at %s: %.*s", ctx->socket_path,
+                         (int)msg.text_len, msg.text != NULL ? msg.text : "");
+        return;
+    }
     pthread_mutex_lock(&ctx->lock);
     if (good) {
         req = ctx->requests;

@@ -3,7 +3,9 @@
  * Messages between a client and its daemon on the Unix socket (SOCK_SEQPACKET: one message a datagram, at
  * most HRP_MSG_MAX bytes). A message is a struct hrp_msg_hdr followed by the type's fixed body and, where the
  * type allows one, a text tail. Requests carry a cookie that the one reply echoes; requests may be pipelined
- * and are answered in any order. Integers are in host order: both sides are on one machine.
+ * and are answered in any order. Integers are in host order: both sides are on one machine. Cookies of requests are not
+ * 0; an ERROR with cookie 0 answers none: the daemon ends the session, and the sentence says why. It closes the socket
+ * only when nothing of it touches the client's memory any more.
  *
  * Descriptors travel by SCM_RIGHTS; their number is fixed by type (hrp_msg_nfds()). A truncated message or
  * control message, a wrong length, an unknown type or a wrong number of descriptors ends the session.
