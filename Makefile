@@ -236,10 +236,11 @@ $(BUILD)/hreduced: $(BUILD)/obj/daemon/main.o $(call lib,$(DAEMON_PARTS))
 $(BUILD)/hreducectl: $(call objs,$(CTL_SRC)) $(call lib,$(DAEMON_PARTS))
 	$(call quiet,LD)$(link) $(call objs,$(CTL_SRC)) $(call group,$(DAEMON_PARTS)) $(DAEMON_LIBS)
 
-# What the library takes from proto/ and kernels/ comes in by archive and stays hidden.
+# What the library takes from proto/ and kernels/ comes in by archive and stays hidden. nodelete: its watcher
+# thread runs in it, so a dlclose() must not unmap it.
 HCLIENT_MAP := $(wildcard client/hclient.map)
 $(BUILD)/libhclient.so.0: $(call objs,$(CLIENT_SRC)) $(call lib,proto kernels) $(HCLIENT_MAP)
-	$(call quiet,LD)$(CC) $(CFLAGS_ALL) -shared -Wl,-soname,libhclient.so.0 \
+	$(call quiet,LD)$(CC) $(CFLAGS_ALL) -shared -Wl,-soname,libhclient.so.0,-z,nodelete \
 	    $(HCLIENT_MAP:%=-Wl,--version-script=%) $(SHARED_LDFLAGS) $(LDFLAGS_ALL) -o $@ \
 	    $(call objs,$(CLIENT_SRC)) $(call group,proto kernels)
 
