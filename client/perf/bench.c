@@ -280,7 +280,7 @@ static void describe_plan(struct hpf_result *r, const struct hpf_counters *befor
 static int warm_up(struct hpf_world *w, const struct hpf_case *c, const struct place *p, struct hpf_result *r,
                    double *tx)
 {
-    struct hpf_counters before, after;
+    struct hpf_counters before = {0}, after = {0};
     unsigned n = w->o->warmup ? w->o->warmup : 1;
     if (hpf_world_barrier(w) < 0 || (w->leader && hpf_world_counters(w, &before) < 0))
         return -1;
@@ -343,7 +343,7 @@ uint64_t hpf_ideal_bytes(unsigned coll, uint64_t bytes, const struct hpf_layout 
         return 0;
     switch (coll) {
     case HRP_ALL_REDUCE:
-        return 2 * (l->nnodes - 1) * bytes / l->nnodes;
+        return bytes * 2 * (l->nnodes - 1) / l->nnodes;
     case HRP_BROADCAST:
         return bytes;
     case HRP_REDUCE_SCATTER:
@@ -410,7 +410,7 @@ int hpf_bench(struct hpf_world *w, unsigned dtype, unsigned redop, uint64_t byte
 
     uint64_t wrong = 0;
     double tx = -1;
-    struct place p[HPF_FLIGHT];
+    struct place p[HPF_FLIGHT] = {0};
     if (check_rounds(w, &c, inplace, &wrong) < 0)
         return -1;
     for (unsigned i = 0; i < w->nslots; i++) {

@@ -55,6 +55,23 @@ const char *hpf_status_text(int status, char *buf, size_t len)
     return buf;
 }
 
+uint64_t hpf_proc_kib(const char *path, const char *name)
+{
+    uint64_t kib = 0;
+    char line[256];
+    size_t n = strlen(name);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof(line), f)) {
+        if (strncmp(line, name, n) == 0 && line[n] == ':') {
+            kib = strtoull(line + n + 1, NULL, 10);
+            break;
+        }
+    }
+    if (f)
+        fclose(f);
+    return kib;
+}
+
 /* ---- finding programs ------------------------------------------------------------------------------------ */
 
 static char *executable(const char *dir, size_t dirlen, const char *rest, const char *name)
@@ -206,11 +223,11 @@ static void log_path(const struct hpf_cluster *c, unsigned i, char *buf, size_t 
     snprintf(buf, len, "%s/log", c->node[i].dir);
 }
 
-void hpf_node_log_tail(const struct hpf_cluster *c, unsigned i, char *buf, size_t len)
+void hpf_node_log_tail(const struct hpf_cluster *c, unsigned node, char *buf, size_t len)
 {
     buf[0] = 0;
     char path[128];
-    log_path(c, i, path, sizeof(path));
+    log_path(c, node, path, sizeof(path));
     FILE *f = fopen(path, "re");
     if (!f || len < 2) {
         if (f)
@@ -254,9 +271,9 @@ _Noreturn static void run_daemon(const struct hpf_cluster *c, unsigned i, pid_t 
     _exit(127);
 }
 
-bool hpf_node_alive(struct hpf_cluster *c, unsigned i)
+bool hpf_node_alive(struct hpf_cluster *c, unsigned node)
 {
-    struct hpf_node *n = &c->node[i];
+    struct hpf_node *n = &c->node[node];
     if (n->pid == 0)
         return false;
     int status;
@@ -268,10 +285,10 @@ bool hpf_node_alive(struct hpf_cluster *c, unsigned i)
     return false;
 }
 
-bool hpf_node_wait(struct hpf_cluster *c, unsigned i, unsigned timeout_ms)
+bool hpf_node_wait(struct hpf_cluster *c, unsigned node, unsigned timeout_ms)
 {
     long long deadline = hpf_now_ms() + timeout_ms;
-    while (hpf_node_alive(c, i)) {
+    while (hpf_node_alive(c, node)) {
         if (hpf_now_ms() > deadline)
             return false;
         hpf_sleep_ms(2);
@@ -279,14 +296,14 @@ bool hpf_node_wait(struct hpf_cluster *c, unsigned i, unsigned timeout_ms)
     return true;
 }
 
-void hpf_node_kill(struct hpf_cluster *c, unsigned i, int sig)
+void hpf_node_kill(struct hpf_cluster *c, unsigned node, int sig)
 {
-    if (!hpf_node_alive(c, i))
+    if (!hpf_node_alive(c, node))
         return;
-    kill(c->node[i].pid, sig);
+    kill(c->node[node].pid, sig);
     if (sig == SIGKILL) {
-        hpf_node_wait(c, i, c->timeout_ms);
-        c->node[i].status = 0;
+        hpf_node_wait(c, node, c->timeout_ms);
+        c->node[node].status = 0;
     }
 }
 
@@ -335,13 +352,14 @@ static int await_socket(struct hpf_cluster *c, unsigned i, char *err, size_t err
     return 0;
 }
 
-int hpf_node_start(struct hpf_cluster *c, unsigned i, char *err, size_t errlen)
+int hpf_node_start(struct hpf_cluster *c, unsigned node, char *err, size_t errlen)
 {
-    if (hpf_node_alive(c, i))
-        return fail(err, errlen, "the daemon of node %u runs already as process %d", i, (int)c->node[i].pid);
-    if (launch(c, i, err, errlen) < 0)
+    if (hpf_node_alive(c, node))
+        return fail(err, errlen, "the daemon of node %u runs already as process %d", node,
+                    (int)c->node[node].pid);
+    if (launch(c, node, err, errlen) < 0)
         return -1;
-    return await_socket(c, i, err, errlen);
+    return await_socket(c, node, err, errlen);
 }
 
 /* ---- all of them ----------------------------------------------------------------------------------------- */

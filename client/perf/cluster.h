@@ -13,6 +13,7 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 #define HPF_MAX_NODES 64u
@@ -79,6 +80,8 @@ char *hpf_find_program(const char *name);
 long long hpf_now_ms(void);
 /* Sleeps; returns early on a signal. */
 void hpf_sleep_ms(unsigned ms);
+/* A field of /proc/meminfo or /proc/PID/status ("MemAvailable", "VmRSS"), in KiB; 0 when it is not there. */
+uint64_t hpf_proc_kib(const char *path, const char *name);
 /* "exit status 3", "signal 9 (Killed)"; buf is returned. */
 const char *hpf_status_text(int status, char *buf, size_t len);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "client/perf/expect.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -257,6 +258,7 @@ static void reduce_ints(const struct hpf_case *c, const struct hpf_layout *l, ui
                         struct block *b)
 {
     size_t size = hrp_dtype_size(c->dtype);
+    assert(l->nranks > 0);
     for (unsigned r = 0; r < l->nranks; r++) {
         hpf_pattern(c->dtype, c->redop, c->seed, r, first, n, b->raw);
         for (size_t k = 0; k < n; k++) {

@@ -149,22 +149,10 @@ static int local_rank(struct hpf_rank *me)
     return rc < 0 || wrong ? 1 : 0;
 }
 
-static uint64_t available_memory(void)
-{
-    uint64_t kib = 0;
-    char line[128];
-    FILE *f = fopen("/proc/meminfo", "re");
-    while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "MemAvailable: %lu kB", &kib) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return kib << 10;
-}
-
 static bool fits(const struct hpf_options *o, unsigned nranks, size_t shared)
 {
-    uint64_t need = hpf_world_memory(o, nranks) * nranks + shared, have = available_memory();
+    uint64_t need = hpf_world_memory(o, nranks) * nranks + shared,
+             have = hpf_proc_kib("/proc/meminfo", "MemAvailable") << 10;
     char a[32], b[32];
     if (have == 0 || need < have)
         return true;

@@ -99,7 +99,7 @@ static bool barrier(struct hpf_job *job, uint32_t expected, unsigned timeout_ms,
     while (atomic_load(&page->round) == round) {
         if (hpf_now_ms() > deadline || stop(job))
             return false;
-        struct timespec ts = {.tv_nsec = POLL_MS * 1000000};
+        struct timespec ts = {.tv_nsec = POLL_MS * 1000000L};
         syscall(SYS_futex, &page->round, FUTEX_WAIT, round, &ts, NULL, 0);
     }
     return true;

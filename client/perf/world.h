@@ -15,7 +15,7 @@
 #include "client/perf/options.h"
 #include "client/perf/ranks.h"
 
-#define HPF_GUARD 4096u
+#define HPF_GUARD ((size_t)4096)
 #define HPF_FLIGHT 4u /* operations in flight with --blocking 0 */
 
 /* What the ranks of --local share; `expected` is sized for the largest all_reduce. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * No deadlock however ranks order their work: 2 nodes, 16 communicators, the smallest arena that takes them,
- * every rank posts to the communicators and waits for them in an order of its own. An arena that is too small
- * is refused in words when a communicator is made. timeout: 120
+ * No deadlock however ranks order their work: 2 nodes, 16 communicators, the smallest arena with nearly all of it
+ * in their reserves, every rank posts to the communicators and waits for them in an order of its own. An arena
+ * that is too small is refused in words when a communicator is made. timeout: 120
  */
 #include <stdio.h>
 #include <string.h>
@@ -117,40 +117,37 @@ static int rank_main(struct hpf_rank *me)
     return 0;
 }
 
-/* True when the arena was large enough. */
-static bool try_arena(unsigned mib)
+/* True when the arena was large enough for units of this size. */
+static bool try_unit(unsigned kib)
 {
-    char arena[64], err[2048];
-    snprintf(arena, sizeof(arena), "arena_size = %uM", mib);
-    const char *keys[] = {arena,
-                          "unit_size = 64K",
-                          "unit_min = 64K",
-                          "eager_limit = 4K",
-                          "staging_window = 3M",
-                          "max_comms = 16",
-                          NULL};
+    char unit[64], least[64], err[2048];
+    snprintf(unit, sizeof(unit), "unit_size = %uK", kib);
+    snprintf(least, sizeof(least), "unit_min = %uK", kib);
+    const char *keys[] = {"arena_size = 4M", unit, least, "eager_limit = 4K", "staging_window = 4M",
+                          "max_comms = 16",  NULL};
     struct hpf_cluster *c = ht_cluster(2, keys);
     struct ht_job job = {.nranks = NRANKS, .fn = rank_main, .shared_bytes = sizeof(struct shared)};
     struct hpf_job *started = ht_start(c, &job);
-    HT_CHECK(hpf_job_wait(started, ht_ms(40000), err, sizeof(err)) == 0, "arena of %u MiB: %s", mib, err);
+    HT_CHECK(hpf_job_wait(started, ht_ms(40000), err, sizeof(err)) == 0, "units of %u KiB: %s", kib, err);
     struct shared *shared = ht_job_user_shared(started);
     uint32_t outcome = shared->outcome[0];
     for (unsigned r = 1; r < NRANKS; r++)
-        HT_CHECK(shared->outcome[r] == outcome, "arena of %u MiB: rank %u was answered otherwise than rank 0",
-                 mib, r);
+        HT_CHECK(shared->outcome[r] == outcome, "units of %u KiB: rank %u was answered otherwise than rank 0",
+                 kib, r);
     hpf_job_free(started);
     ht_cluster_end(c);
-    printf("arena of %u MiB: %s\n", mib, outcome == RAN ? "ran" : "refused");
+    printf("units of %u KiB: %s\n", kib, outcome == RAN ? "ran" : "refused");
     fflush(stdout);
     return outcome == RAN;
 }
 
+/* The arena stays at its smallest; units shrink until 16 reserves fit, so that next to nothing is left over. */
 int main(void)
 {
-    unsigned mib = 4;
-    while (!try_arena(mib)) {
-        HT_CHECK(mib < 64, "16 communicators do not fit an arena of 64 MiB with units of 64 KiB");
-        mib += mib < 8 ? 1 : 4;
-    }
+    unsigned kib = 512;
+    HT_CHECK(!try_unit(kib),
+             "16 communicators with units of %u KiB fit an arena of 4 MiB: nothing was refused", kib);
+    for (kib = 96; !try_unit(kib); kib -= 2)
+        HT_CHECK(kib > 64, "16 communicators do not fit an arena of 4 MiB with units of 64 KiB");
     return 0;
 }

@@ -12,6 +12,43 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Clusters that run, so that a test that dies ends them in order and shows what they had to say. */
+#define MAX_LIVE 8
+static struct hpf_cluster *live[MAX_LIVE];
+
+static void remember(struct hpf_cluster *c)
+{
+    for (unsigned i = 0; i < MAX_LIVE; i++) {
+        if (!live[i]) {
+            live[i] = c;
+            return;
+        }
+    }
+}
+
+static void forget(const struct hpf_cluster *c)
+{
+    for (unsigned i = 0; i < MAX_LIVE; i++)
+        if (live[i] == c)
+            live[i] = NULL;
+}
+
+static void end_live(void)
+{
+    char text[2000];
+    for (unsigned i = 0; i < MAX_LIVE; i++) {
+        struct hpf_cluster *c = live[i];
+        if (!c || c->owner != getpid())
+            continue;
+        live[i] = NULL;
+        for (unsigned n = 0; n < c->nnodes && n < 4; n++) {
+            hpf_node_log_tail(c, n, text, sizeof(text));
+            fprintf(stderr, "---- the end of the log of node %u:\n%s\n", n, text);
+        }
+        hpf_cluster_free(c, text, sizeof(text));
+    }
+}
+
 void ht_die(const char *fmt, ...)
 {
     va_list ap;
@@ -20,6 +57,7 @@ void ht_die(const char *fmt, ...)
     vfprintf(stderr, fmt, ap);
     fputc('\n', stderr);
     va_end(ap);
+    end_live();
     exit(1);
 }
 
@@ -37,7 +75,7 @@ void ht_skip(const char *fmt, ...)
 unsigned ht_ms(unsigned ms)
 {
     const char *scale = getenv("HREDUCE_TIME_SCALE");
-    int factor = scale ? atoi(scale) : 1;
+    unsigned long factor = scale ? strtoul(scale, NULL, 10) : 1;
     return factor > 1 ? ms * (unsigned)factor : ms;
 }
 
@@ -49,15 +87,7 @@ bool ht_sanitized(void)
 
 uint64_t ht_memory_available(void)
 {
-    unsigned long kib = 0;
-    char line[128];
-    FILE *f = fopen("/proc/meminfo", "re");
-    while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "MemAvailable: %lu kB", &kib) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return (uint64_t)kib << 10;
+    return hpf_proc_kib("/proc/meminfo", "MemAvailable") << 10;
 }
 
 /* ---- daemons and jobs ------------------------------------------------------------------------------------ */
@@ -73,12 +103,14 @@ struct hpf_cluster *ht_cluster(unsigned nnodes, const char *const *keys)
     struct hpf_cluster *c = NULL;
     if (hpf_cluster_new(&c, &options, err, sizeof(err)) < 0)
         ht_die("%s", err);
+    remember(c);
     return c;
 }
 
 void ht_cluster_end(struct hpf_cluster *c)
 {
     char err[2048];
+    forget(c);
     if (hpf_cluster_free(c, err, sizeof(err)) < 0)
         ht_die("%s", err);
 }
@@ -136,25 +168,40 @@ void ht_run(struct hpf_cluster *c, const struct ht_job *job)
 
 /* ---- looking from outside -------------------------------------------------------------------------------- */
 
+/* What a program prints, to be freed. */
+static char *output_of(const char *program, char *const *argv)
+{
+    enum { ROOM = 1 << 20 };
+    int fd[2], status = 0;
+    char *text = calloc(1, ROOM);
+    if (!text || pipe2(fd, O_CLOEXEC) < 0)
+        ht_die("no pipe to %s: %s", program, strerror(errno));
+    pid_t pid = fork();
+    if (pid == 0) {
+        dup2(fd[1], 1);
+        dup2(fd[1], 2);
+        execv(program, argv);
+        _exit(127);
+    }
+    close(fd[1]);
+    size_t n = 0;
+    for (ssize_t got = 1; n < ROOM - 1 && got > 0; n += got > 0 ? (size_t)got : 0)
+        got = read(fd[0], text + n, ROOM - 1 - n);
+    close(fd[0]);
+    if (pid < 0 || waitpid(pid, &status, 0) < 0 || status != 0)
+        ht_die("%s ended with wait status %d and printed: %.500s", program, status, text);
+    return text;
+}
+
 char *ht_status(struct hpf_cluster *c, unsigned node)
 {
-    char *program = hpf_find_program("hreducectl"), *command = NULL;
+    char *program = hpf_find_program("hreducectl");
     if (!program)
         ht_die("hreducectl is not built");
-    if (asprintf(&command, "'%s' --socket '%s' status --json", program, c->node[node].socket) < 0)
-        ht_die("out of memory");
-    FILE *f = popen(command, "re");
-    size_t n = 0, room = 1 << 20;
-    char *text = calloc(1, room);
-    if (!f || !text)
-        ht_die("cannot run %s", command);
-    n = fread(text, 1, room - 1, f);
-    text[n] = 0;
-    int status = pclose(f);
-    if (status != 0)
-        ht_die("%s ended with status %d and printed: %.500s", command, status, text);
+    char *argv[] = {program,          (char *)"--socket", c->node[node].socket,
+                    (char *)"status", (char *)"--json",   NULL};
+    char *text = output_of(program, argv);
     free(program);
-    free(command);
     return text;
 }
 
@@ -194,16 +241,10 @@ long ht_shm_entries(void)
 
 long ht_rss_kib(pid_t pid)
 {
-    char path[64], line[128];
-    long kib = -1;
+    char path[64];
     snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
-    FILE *f = fopen(path, "re");
-    while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "VmRSS: %ld kB", &kib) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return kib;
+    uint64_t kib = hpf_proc_kib(path, "VmRSS");
+    return kib ? (long)kib : -1;
 }
 
 long ht_maps(pid_t pid)
