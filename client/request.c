@@ -11,6 +11,7 @@
 #include "proto/status.h"
 
 #define TEXT_MAX (16u << 20) /* of one reply in parts */
+#define PARTING_NS (500 * HCL_MS)
 
 void hcl_reply_deinit(struct hcl_reply *reply)
 {
@@ -19,6 +20,23 @@ void hcl_reply_deinit(struct hcl_reply *reply)
         close(reply->fds[i]);
     reply->text = NULL;
     reply->nfds = 0;
+}
+
+/* Sending failed. What the daemon said before it closed may still lie in the socket: the watcher, which reads it,
+   has the first word. */
+static void lose_in_send(struct hcl_context *ctx, int rc)
+{
+    uint64_t deadline = hcl_now() + PARTING_NS;
+    struct timespec ts = hcl_timespec(deadline);
+    pthread_mutex_lock(&ctx->lock);
+    while (!pthread_equal(pthread_self(), ctx->watcher) && !hcl_context_lost(ctx) && hcl_now() < deadline)
+        pthread_cond_timedwait(&ctx->answered, &ctx->lock, &ts);
+    pthread_mutex_unlock(&ctx->lock);
+    hcl_context_lose(
+        ctx, HRP_DAEMON_LOST,
+        "lost the hreduced daemon at %s: sending to it failed (%s). Make new communicators when it is "
+        "back",
+        ctx->socket_path, strerror(-rc));
 }
 
 /* 0; -EAGAIN: still full at the deadline; other negative errno: the session is lost. */
@@ -37,10 +55,7 @@ static int send_message(struct hcl_context *ctx, const struct hrp_msg *msg, cons
             return rc;
         /* The kernel bounds descriptors in flight (ETOOMANYREFS): as good as full. */
         if (rc != -EAGAIN && rc != -ETOOMANYREFS && rc != -ENOBUFS) {
-            hcl_context_lose(ctx, HRP_DAEMON_LOST,
-                             "lost the hreduced daemon at %s: sending to it failed (%s). Make new "
-                             "communicators when it is back",
-                             ctx->socket_path, strerror(-rc));
+            lose_in_send(ctx, rc);
             return rc;
         }
         uint64_t now = hcl_now();

@@ -51,6 +51,7 @@
 struct fake_config {
     size_t window_bytes;
     bool frozen;  /* no heartbeat, no answers after WELCOME */
+    bool dismiss; /* PATH ends the session, with a reason */
     bool garbage; /* the answer to PATH makes no sense */
     bool silent;  /* connections are taken and nothing is said */
     uint32_t abi; /* 0: the right one */
@@ -444,6 +445,11 @@ static void fake_import(struct fake_session *s, const struct hrp_msg *req, int f
 
 static void fake_path(struct fake_session *s, const struct hrp_msg *req, const struct fake_config *config)
 {
+    if (config->dismiss) {
+        fake_error(s, 0, HRP_RESOURCE, "the session ends: a buffer was truncated");
+        shutdown(s->sock, SHUT_RDWR);
+        return;
+    }
     if (config->garbage) {
         hrp_send_fds(s->sock, "nonsense", 8, NULL, 0);
         return;

@@ -194,6 +194,20 @@ static void test_daemon_talks_nonsense(void **state)
     OK(hclient_comm_destroy(comm));
     fake_stop(&f);
 
+    /* A session that the daemon ends gets its reason, not just an end. */
+    config = plain;
+    config.dismiss = true;
+    f = fake_start(&config);
+    comm = make_comm();
+    assert_int_equal(hclient_comm_path(comm, &json), HCLIENT_RESOURCE);
+    assert_int_equal(hclient_barrier(comm, NULL, &op), HCLIENT_RESOURCE);
+    assert_non_null(strstr(hclient_last_error(NULL), "a buffer was truncated"));
+    void *mem;
+    OK(hclient_mem_alloc(&mem, 10)); /* in a new session of the same daemon */
+    OK(hclient_mem_free(mem));
+    OK(hclient_comm_destroy(comm));
+    fake_stop(&f);
+
     config = plain;
     config.abi = (HRP_ABI_MAJOR + 1) << 16;
     f = fake_start(&config);
