@@ -15,38 +15,10 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helper_fault import (  # noqa: E402
-    BUILD, OK, SCALE, Client, Cluster, Held, Job, Node, check, run_tests, serves, wait_for,
+    BUILD, SCALE, Client, Cluster, Held, Node, Undisturbed, check, run_tests, serves, wait_for,
 )
 
 ROOT = os.environ["HREDUCE_ROOT"]
-
-
-class Undisturbed:
-    """A job that runs all the time and whose every result is checked."""
-
-    def __init__(self, cluster):
-        self.job = Job(cluster, [n for n in range(len(cluster.nodes)) for _ in (0, 1)])
-        self.seed = 1
-
-    def __enter__(self):
-        self.start()
-        return self
-
-    def start(self):
-        self.tags = self.job.send(f"ops 0 0 1 5001 20 {self.seed}", thread=True)
-        self.seed += 20
-
-    def still(self):
-        """The ops that were posted so far are right; more are posted."""
-        for i, reply in self.job.get(self.tags).items():
-            check(reply.code == OK, f"rank {i} was disturbed: {reply}")
-        self.start()
-
-    def __exit__(self, kind, value, trace):
-        if not kind:
-            self.still()
-            self.job.get(self.tags)
-            self.job.close()
 
 
 def dial(cluster, i=0):

@@ -25,7 +25,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from helper_hreduced import BUILD, SCALE, Client, Daemon, check, run_tests, wait_for  # noqa: E402
 
 __all__ = """BUILD SCALE Client Daemon check run_tests wait_for RANK SANITIZED OK MISMATCH TIMEOUT RANK_LOST PEER_LOST
-ABORTED SUPERSEDED DAEMON_LOST UNRESPONSIVE RESOURCE REFUSED PROTOCOL WRONG SOON LONG Rank Cluster Job serves Node Held tell expect""".split()
+ABORTED SUPERSEDED DAEMON_LOST UNRESPONSIVE RESOURCE REFUSED PROTOCOL WRONG SOON LONG Rank Cluster Job Undisturbed serves Node Held tell expect""".split()
 
 RANK = os.path.join(BUILD, "tests", "fault", "helper_rank")
 SANITIZED = bool(os.environ.get("HREDUCE_SANITIZE"))
@@ -223,6 +223,34 @@ class Job:
     def close(self):
         for rank in self.ranks:
             rank.close()
+
+
+class Undisturbed:
+    """A job that runs all the time and whose every result is checked."""
+
+    def __init__(self, cluster):
+        self.job = Job(cluster, [n for n in range(len(cluster.nodes)) for _ in (0, 1)])
+        self.seed = 1
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def start(self):
+        self.tags = self.job.send(f"ops 0 0 1 5001 20 {self.seed}", thread=True)
+        self.seed += 20
+
+    def still(self):
+        """The ops that were posted so far are right; more are posted."""
+        for i, reply in self.job.get(self.tags).items():
+            check(reply.code == OK, f"rank {i} was disturbed: {reply}")
+        self.start()
+
+    def __exit__(self, kind, value, trace):
+        if not kind:
+            self.still()
+            self.job.get(self.tags)
+            self.job.close()
 
 
 def serves(cluster, where=None):
