@@ -60,8 +60,7 @@ static json_t *comm_json(struct hrd_daemon *d, const struct lcomm *c)
                      (json_int_t)c->roster.node, "age_ms", (json_int_t)(hrd_member_now(d) - c->start),
                      "reproducible", c->roster.config.reproducible == HRP_ON, "wire",
                      c->roster.config.wire_f32 == HRP_ON ? "f32" : "type", "algorithm",
-                     hrd_algo_name(c->roster.config.algo), "nodes", nodes_json(c), "local",
-                     local_json(c));
+                     hrd_algo_name(c->roster.config.algo), "nodes", nodes_json(c), "local", local_json(c));
 }
 
 /* A set that is not complete: who is missing is what its owner wants to know. */
