@@ -175,8 +175,11 @@ static const char *errno_words(int err, char *buf, size_t len)
 
 static void broken_errno(struct conn *c, int err)
 {
-    char buf[128];
-    hrd_conn_broken(c, HRP_PEER_LOST, errno_words(err, buf, sizeof(buf)));
+    char words[128], why[160];
+    const char *what = errno_words(err, words, sizeof(words));
+    /* Completes "node NAME ..." or "ADDRESS: ...". */
+    snprintf(why, sizeof(why), "%s%s", c->stage == CONN_OPEN ? "is gone: " : "", what);
+    hrd_conn_broken(c, HRP_PEER_LOST, why);
 }
 
 static void broken_eof(struct conn *c)

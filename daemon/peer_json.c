@@ -25,3 +25,13 @@ struct json_t *hrd_peers_json(struct hrd_daemon *d)
     }
     return list;
 }
+
+struct json_t *hrd_peer_port_json(struct hrd_daemon *d)
+{
+    const struct hrd_peers *ps = d->peers;
+    if (!ps)
+        return json_object();
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "accepted", (json_int_t)ps->accepted, "garbage",
+                     (json_int_t)ps->garbage, "refused", (json_int_t)ps->refused, "silent",
+                     (json_int_t)ps->evicted, "lost", (json_int_t)ps->lost);
+}

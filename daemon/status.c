@@ -323,10 +323,10 @@ static void answer_status(const struct question *q, struct hrd_session *s, const
     struct hrd_daemon *d = q->d;
     struct asker who = asker_of(s);
     reply_json(s, q->cookie,
-               json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "format", 1, "daemon", daemon_json(d, snap),
-                         "memory", memory_json(d, snap), "clients", clients_json(d), "sessions",
-                         filter(hrd_sessions_json(d), &who), "comms", comms_json(d, snap, &who), "peers",
-                         peers_json(d, snap)));
+               json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "format", 1, "daemon",
+                         daemon_json(d, snap), "memory", memory_json(d, snap), "clients", clients_json(d),
+                         "sessions", filter(hrd_sessions_json(d), &who), "comms", comms_json(d, snap, &who),
+                         "peers", peers_json(d, snap), "peer_port", hrd_peer_port_json(d)));
 }
 
 static void answer_paths(const struct question *q, struct hrd_session *s, const struct hrd_snapshot *snap)
