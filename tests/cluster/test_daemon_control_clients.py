@@ -292,7 +292,8 @@ def test_no_descriptor_leaks():
             with Client(d, hello=i % 10 != 9) as c:
                 if i % 4 == 0:
                     c.ask(ALLOC, struct.pack("=Q", 8192)).close()
-        wait_for(f"{base} descriptors, not {d.fds()}", lambda: d.fds() == base)
+        # The control client that looked just before may still have been counted in base.
+        wait_for(f"{base} descriptors at most", lambda: d.fds() <= base)
         with open(f"/proc/{d.pid}/maps") as f:
             left = [line for line in f if "hreduce-" in line]
         check(not left, f"mappings are left: {left[:3]}")
