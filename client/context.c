@@ -141,11 +141,10 @@ static hclient_result_t send_hello(struct hcl_context *ctx)
 {
     int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
     if (self < 0)
-        return hcl_fail(
-            errno == EMFILE || errno == ENFILE ? HCLIENT_RESOURCE : HCLIENT_SYSTEM,
-            "cannot open a pidfd of this process: %s; hreduce needs Linux 5.3 or newer and a free "
-            "file descriptor",
-            strerror(errno));
+        return hcl_fail(errno == EMFILE || errno == ENFILE ? HCLIENT_RESOURCE : HCLIENT_SYSTEM,
+                        "cannot open a pidfd of this process: %s; %s", strerror(errno),
+                        errno == EMFILE ? "raise the descriptor limit (ulimit -n)"
+                                        : "hreduce needs Linux 5.3 or newer and a free file descriptor");
     struct hrp_msg msg = {.type = HRP_MSG_HELLO, .cookie = ctx->next_cookie++};
     msg.body.hello.abi = HRP_ABI;
     msg.body.hello.pid = getpid();
