@@ -175,8 +175,11 @@ def test_unix_socket():
                 c.close()
         held.check()
         serves(cluster)
-        status = json.loads(node.ctl("status", "--json").stdout)
-        check(status["clients"]["sessions"] == 0, "sessions of garbage stay")
+
+        def none_left():
+            return json.loads(node.ctl("status", "--json").stdout)["clients"]["sessions"] == 0
+
+        wait_for("the sessions of garbage to end", none_left, 10)
 
 
 def test_two_daemons_one_socket():
