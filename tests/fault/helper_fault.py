@@ -24,8 +24,12 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cluster"))
 from helper_hreduced import BUILD, SCALE, Client, Daemon, check, run_tests, wait_for  # noqa: E402
 
-__all__ = """BUILD SCALE Client Daemon check run_tests wait_for RANK SANITIZED OK MISMATCH TIMEOUT RANK_LOST PEER_LOST
-ABORTED SUPERSEDED DAEMON_LOST UNRESPONSIVE RESOURCE REFUSED PROTOCOL WRONG SOON LONG Rank Cluster Job Undisturbed serves Node Held tell expect""".split()
+__all__ = [
+    "BUILD", "SCALE", "Client", "Daemon", "check", "run_tests", "wait_for", "RANK", "SANITIZED", "OK", "MISMATCH",
+    "TIMEOUT", "RANK_LOST", "PEER_LOST", "ABORTED", "SUPERSEDED", "DAEMON_LOST", "UNRESPONSIVE", "RESOURCE",
+    "REFUSED", "PROTOCOL", "WRONG", "SOON", "LONG", "Rank", "Cluster", "Job", "Undisturbed", "serves", "Node",
+    "Held", "tell", "expect",
+]
 
 RANK = os.path.join(BUILD, "tests", "fault", "helper_rank")
 SANITIZED = bool(os.environ.get("HREDUCE_SANITIZE"))
