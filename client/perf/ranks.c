@@ -23,13 +23,17 @@ struct rank_note {
     char error[RANK_TEXT];
 };
 
+/* A barrier: arrivals of this round and the number of the round, whose change releases it. */
+struct meeting {
+    _Atomic uint32_t arrived;
+    _Atomic uint32_t round;
+};
+
 /* Shared by all processes of the job. */
 struct job_page {
     _Atomic uint32_t first_error; /* rank + 1 */
     _Atomic uint64_t progress;
-    /* Barrier: arrivals of this round and the number of the round, whose change releases it. */
-    _Atomic uint32_t arrived;
-    _Atomic uint32_t round;
+    struct meeting ranks, all; /* of the ranks; of the ranks and the parent */
     struct rank_note note[];
 };
 
@@ -84,23 +88,22 @@ void hpf_rank_progress(struct hpf_rank *me)
 }
 
 /* expected: arrivals that complete the round. False on timeout or when stop() says that it is pointless. */
-static bool barrier(struct hpf_job *job, uint32_t expected, unsigned timeout_ms,
-                    bool (*stop)(struct hpf_job *))
+static bool meet(struct hpf_job *job, struct meeting *m, uint32_t expected, unsigned timeout_ms,
+                 bool (*stop)(struct hpf_job *))
 {
-    struct job_page *page = job->page;
-    uint32_t round = atomic_load(&page->round);
-    if (atomic_fetch_add(&page->arrived, 1) + 1 == expected) {
-        atomic_store(&page->arrived, 0);
-        atomic_fetch_add(&page->round, 1);
-        syscall(SYS_futex, &page->round, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    uint32_t round = atomic_load(&m->round);
+    if (atomic_fetch_add(&m->arrived, 1) + 1 == expected) {
+        atomic_store(&m->arrived, 0);
+        atomic_fetch_add(&m->round, 1);
+        syscall(SYS_futex, &m->round, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
         return true;
     }
     long long deadline = hpf_now_ms() + timeout_ms;
-    while (atomic_load(&page->round) == round) {
+    while (atomic_load(&m->round) == round) {
         if (hpf_now_ms() > deadline || stop(job))
             return false;
         struct timespec ts = {.tv_nsec = POLL_MS * 1000000L};
-        syscall(SYS_futex, &page->round, FUTEX_WAIT, round, &ts, NULL, 0);
+        syscall(SYS_futex, &m->round, FUTEX_WAIT, round, &ts, NULL, 0);
     }
     return true;
 }
@@ -112,7 +115,9 @@ static bool someone_failed(struct hpf_job *job)
 
 int hpf_rank_barrier(struct hpf_rank *me, bool with_parent, unsigned timeout_ms)
 {
-    if (barrier(me->job, me->nranks + with_parent, timeout_ms, someone_failed))
+    struct job_page *page = me->job->page;
+    if (meet(me->job, with_parent ? &page->all : &page->ranks, me->nranks + with_parent, timeout_ms,
+             someone_failed))
         return 0;
     hpf_rank_fail(me, "the other ranks did not come to a meeting point in %u ms", timeout_ms);
     return -1;
@@ -271,7 +276,7 @@ static bool someone_ended(struct hpf_job *job)
 
 bool hpf_job_barrier(struct hpf_job *job, unsigned timeout_ms)
 {
-    return barrier(job, job->nranks + 1, timeout_ms, someone_ended);
+    return meet(job, &job->page->all, job->nranks + 1, timeout_ms, someone_ended);
 }
 
 static bool failed(const struct hpf_job *job, unsigned r)

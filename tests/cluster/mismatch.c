@@ -84,6 +84,23 @@ static int kinds(struct ht_env *e, struct hpf_rank *me)
     return next_works(e);
 }
 
+/* Receivers write as data arrives, so here a disagreement ends the communicator, on all ranks. */
+static int ends_communicator(struct hpf_rank *me, unsigned number, bool gather)
+{
+    struct ht_env e;
+    hclient_op_t op;
+    if (ht_join(&e, me, number, NULL) != 0)
+        return 1;
+    size_t count = me->rank == 6 ? 100000 : 50000;
+    if (gather)
+        HT_TRY(me, hclient_all_gather(e.comm, in, out, count / 8, HCLIENT_FLOAT32, NULL, &op));
+    else
+        HT_TRY(me, hclient_broadcast(e.comm, in, out, count, HCLIENT_FLOAT32, 0, NULL, &op));
+    if (expect_mismatch(&e, op, gather ? "6250" : "50000", gather ? "12500" : "100000") != 0)
+        return 1;
+    return ht_leave(&e);
+}
+
 static int call_refused(struct hpf_rank *me, hclient_result_t r)
 {
     HT_EXPECT(me, r == HCLIENT_INVALID_ARGUMENT, "a wrong call gave '%s'", hclient_strerror(r));
@@ -120,7 +137,8 @@ static int rank_main(struct hpf_rank *me)
 {
     struct ht_env e;
     if (ht_join(&e, me, 0, NULL) != 0 || counts(&e, me) != 0 || kinds(&e, me) != 0 ||
-        wrong_calls(&e, me) != 0)
+        wrong_calls(&e, me) != 0 || ends_communicator(me, 1, false) != 0 ||
+        ends_communicator(me, 2, true) != 0)
         return 1;
     return ht_leave(&e);
 }
