@@ -168,16 +168,18 @@ class Hreduce:
         with open(f"/proc/{p}/task/{p}/children", encoding="ascii") as f:
             return int(f.read().split()[0])
 
+    def env(self, node):
+        """What ranks on that node need to find the daemons."""
+        return {"HREDUCE_SOCKET": self._path(node, "sock"),
+                "MASTER_ADDR": netns.address(0) if self.b.shape.nodes > 1 else "127.0.0.1"}
+
     def perf(self, size, iters, memory, check, extra=()):
         out = os.path.join(self.b.work, "perf.json")
         if os.path.exists(out):
             os.unlink(out)
         argv = [self.b.build("hreduce-perf"), "-b", str(size), "-e", str(size), "-n", str(iters), "-w", "3", "-c",
                 str(check), "--memory", memory, "-T", "60", *extra]
-        self.b.ranks(lambda rank: argv + (["--json", out] if rank == 0 else []),
-                     lambda node: {"HREDUCE_SOCKET": self._path(node, "sock"), "MASTER_ADDR": netns.address(0)
-                                   if self.b.shape.nodes > 1 else "127.0.0.1"},
-                     self.b.timeout([size] * 4))
+        self.b.ranks(lambda rank: argv + (["--json", out] if rank == 0 else []), self.env, self.b.timeout([size] * 4))
         with open(out, encoding="utf-8") as f:
             return json.load(f)
 
