@@ -11,8 +11,6 @@
 #include "client/hclient.h"
 #include "tests/unit/client_fake.h"
 
-#define SECOND UINT64_C(1000000000)
-
 #define OK(call)                                                                           \
     do {                                                                                   \
         hclient_result_t r_ = (call);                                                      \
@@ -105,7 +103,7 @@ static void test_daemon_killed(void **state)
     for (int i = 0; i < 8; i++) {
         pthread_join(w[i].thread, NULL);
         assert_int_equal(w[i].result, HCLIENT_DAEMON_LOST);
-        assert_true(w[i].when - t < SECOND);
+        assert_true(w[i].when - t < fake_second());
     }
     hclient_result_t async;
     hclient_op_t op;
@@ -130,7 +128,7 @@ static void test_daemon_killed(void **state)
     OK(hclient_comm_abort(comm));
     OK(hclient_comm_destroy(comm));
     OK(hclient_mem_free(mem));
-    assert_true(fake_now() - t < SECOND);
+    assert_true(fake_now() - t < fake_second());
     OK(hclient_comm_destroy(next));
     assert_int_equal(atomic_load(&log_lines), 1);
     assert_non_null(strstr(log_text, f.path));
@@ -155,7 +153,7 @@ static int stand_still(const struct fake_config *config, hclient_result_t expect
     fake_stop(&f);
     if (r != expected)
         fprintf(stderr, "%s: %s\n", hclient_strerror(r), hclient_last_error(NULL));
-    return r == expected && took > 8 * SECOND && took < 13 * SECOND ? 0 : 1;
+    return r == expected && took > UINT64_C(8000000000) && took < 13 * fake_second() ? 0 : 1;
 }
 
 static void test_daemon_stands_still(void **state)

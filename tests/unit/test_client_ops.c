@@ -292,7 +292,7 @@ static void test_watcher_feeds(void **state)
     OK(hclient_all_reduce(b, y, y, n, HCLIENT_UINT8, HCLIENT_SUM, NULL, &oy));
     /* The last byte goes into the window when what lies a window before it has been copied out. */
     size_t seen = n - 2 * WINDOW;
-    uint64_t end = fake_now() + 10000000000u;
+    uint64_t end = fake_now() + 10 * fake_second();
     while ((peek(x + seen) != 6 || peek(y + seen) != 10) && fake_now() < end)
         usleep(1000);
     assert_int_equal(peek(x + seen), 6);
@@ -313,7 +313,6 @@ static void test_doorbells_and_groups(void **state)
     (void)state;
     hclient_comm_t comm = make_comm(2, 0);
     int32_t v[16];
-    uint64_t start_ns = fake_now();
     for (int round = 0; round < 200; round++) {
         if (round % 20 == 0)
             usleep(2000); /* the agent goes to sleep */
@@ -330,8 +329,30 @@ static void test_doorbells_and_groups(void **state)
         for (int i = 0; i < 16; i++)
             assert_int_equal(v[i], 2 * (i + round));
     }
-    /* A lost doorbell costs a second. */
-    assert_true(fake_now() - start_ns < 900000000u);
+    /* Rung by the end of the group alone, and by a wait in a group for what does not fit the window at once. */
+    for (int round = 0; round < 12; round++) {
+        usleep(5000);
+        hclient_op_t op;
+        OK(hclient_group_start());
+        OK(hclient_barrier(comm, NULL, &op));
+        OK(hclient_group_end());
+        while (hclient_test(op) == HCLIENT_IN_PROGRESS)
+            usleep(100);
+        size_t n = 3 * WINDOW;
+        unsigned char *p = calloc(1, n);
+        OK(hclient_group_start());
+        OK(hclient_all_reduce(comm, p, p, n, HCLIENT_UINT8, HCLIENT_SUM, NULL, &op));
+        OK(hclient_wait(op));
+        OK(hclient_group_end());
+        free(p);
+    }
+    /* On a busy machine one may be late by a second; what never rings is missed a dozen times. */
+    char *report;
+    unsigned lost = 0;
+    OK(hclient_comm_path(comm, &report));
+    assert_int_equal(sscanf(report, "{\"lost\":%u}", &lost), 1);
+    hclient_free(report);
+    assert_true(lost <= 2);
     assert_int_equal(hclient_group_end(), HCLIENT_INVALID_ARGUMENT);
     OK(hclient_barrier(comm, NULL, NULL));
     OK(hclient_comm_wait(comm));
@@ -401,12 +422,8 @@ static void test_failures(void **state)
         f[i] = 1;
     OK(hclient_all_reduce(comm, f, f, FAKE_FAILS_LATE, HCLIENT_FLOAT32, HCLIENT_SUM, NULL, &bad));
     assert_int_equal(hclient_wait(bad), HCLIENT_TIMEOUT);
-    bool all_nan = true, none = true;
-    for (size_t i = 0; i < HRP_STAGE_CHUNK / 4; i++) {
-        all_nan = all_nan && f[i] != f[i];
-        none = none && f[i] == 1.0f;
-    }
-    assert_true(all_nan || none);
+    for (size_t i = 0; i < HRP_STAGE_CHUNK / 4; i++)
+        assert_true(f[i] != f[i]);
     for (size_t i = HRP_STAGE_CHUNK / 4; i < FAKE_FAILS_LATE; i++)
         assert_true(f[i] == 1.0f);
 
@@ -480,7 +497,7 @@ static void test_abort(void **state)
             assert_int_equal(w[i].result, HCLIENT_ABORTED);
         }
         OK(hclient_comm_abort(comm));
-        assert_true(fake_now() - t < 1000000000u);
+        assert_true(fake_now() - t < fake_second());
         hclient_op_t op;
         assert_int_equal(hclient_all_reduce(comm, mem, mem, 1, HCLIENT_INT32, HCLIENT_SUM, NULL, &op),
                          HCLIENT_ABORTED);
@@ -579,7 +596,7 @@ static void test_info_and_leaks(void **state)
         assert_int_equal(small.rank, 1);
         assert_int_equal(small.nnodes, 77);
         OK(hclient_comm_path(comm, &json));
-        assert_string_equal(json, "{\"a\":1}");
+        assert_string_equal(json, "{\"lost\":0}");
         hclient_free(json);
         int32_t v = 1;
         OK(hclient_all_reduce(comm, &v, &v, 1, HCLIENT_INT32, HCLIENT_SUM, NULL, NULL));
