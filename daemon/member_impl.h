@@ -13,6 +13,7 @@
 
 #define MEMBER_TICK_MS 100u
 #define ROOT_GRACE_MS 3000u   /* beyond a join's own limit, for the root's better sentence to arrive */
+#define WAITER_GRACE_MS 1000u /* beyond a link's limit, for the one that does not dial it */
 #define HOLDER_GRACE_MS 1000u /* for the news that the former holder of a rank is dead */
 #define MEASURE_MS 100u       /* for round trips that are not measured yet */
 #define LINK_RETRY_MS 500u

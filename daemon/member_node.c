@@ -317,12 +317,14 @@ static void unconnected_text(struct hrd_daemon *d, const struct lcomm *c, const 
                  key, n->id.name, at, d->node_name, took, d->cfg.port);
 }
 
+/* The side that dials knows more: the one that is only waited for has a little longer. */
 static void connect_timeout(struct hrd_daemon *d, struct lcomm *c)
 {
     char text[HRP_COMM_TEXT];
+    bool patient = hrd_member_now(d) < c->deadline + WAITER_GRACE_MS;
     for (uint32_t i = 0; i < c->roster.nnodes; i++) {
         const struct lnode *n = &c->node[i];
-        if (n->linked || i == c->roster.node)
+        if (n->linked || i == c->roster.node || (patient && !hrd_peer_dials(d, n->id.instance)))
             continue;
         unconnected_text(d, c, n, text, sizeof(text));
         setup_failed(d, c, HRP_PEER_LOST, text, false);
@@ -556,10 +558,10 @@ void hrd_node_tick(struct hrd_daemon *d)
     char text[HRP_COMM_TEXT], key[128];
     for (struct lcomm *c = d->members->comms, *next; c; c = next) {
         next = c->next;
+        if (c->state == LCOMM_CONNECTING)
+            connect_step(d, c);
         if (c->state == LCOMM_CONNECTING && now >= c->deadline) {
             connect_timeout(d, c);
-        } else if (c->state == LCOMM_CONNECTING) {
-            connect_step(d, c);
         } else if (c->state == LCOMM_VOTED && now >= c->deadline) {
             snprintf(
                 text, sizeof(text),

@@ -496,28 +496,42 @@ static int listen_fail(const struct hrp_addr *a, char *err, size_t errlen, int e
     return -e;
 }
 
-static int listener_new(struct hrd_daemon *d, const struct hrp_addr *a, char *err, size_t errlen)
+/*
+ * device: "" or the interface whose packets alone are taken, and through which alone they are answered: the
+ * listener's device, not the route, decides where the answer to a connection leaves.
+ */
+static int listen_socket(struct hrd_daemon *d, const struct hrp_addr *a, const char *device)
 {
-    struct hrd_peers *ps = d->peers;
+    const struct hrd_net *net = &d->peers->net;
     struct sockaddr_storage ss;
-    int one = 1, v6only = !(hrd_addr_is_any(a) && ps->net.any4 && ps->net.dual);
+    int one = 1, v6only = !(hrd_addr_is_any(a) && net->any4 && net->dual);
     int fd = socket(a->family == 6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
-        return listen_fail(a, err, errlen, errno);
+        return -errno;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     if (a->family == 6)
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &v6only, sizeof(v6only));
     socklen_t len = hrd_addr_to_sockaddr(a, &ss);
-    if (bind(fd, (struct sockaddr *)&ss, len) != 0 || listen(fd, 1024) != 0) {
-        int e = errno;
-        close(fd);
-        return listen_fail(a, err, errlen, e);
-    }
+    bool ok = device[0] == 0 ||
+              setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, device, (socklen_t)strlen(device) + 1) == 0;
+    if (ok && bind(fd, (struct sockaddr *)&ss, len) == 0 && listen(fd, 1024) == 0)
+        return fd;
+    int err = errno;
+    close(fd);
+    return -err;
+}
+
+static int listener_new(struct hrd_daemon *d, const struct hrp_addr *a, const char *device)
+{
+    struct hrd_peers *ps = d->peers;
+    int fd = listen_socket(d, a, device);
+    if (fd < 0)
+        return fd;
     struct listener *l = calloc(1, sizeof(*l));
     if (!l || uv_poll_init(d->loop, &l->poll, fd) != 0) {
         free(l);
         close(fd);
-        return listen_fail(a, err, errlen, ENOMEM);
+        return -ENOMEM;
     }
     l->d = d;
     l->fd = fd;
@@ -525,6 +539,23 @@ static int listener_new(struct hrd_daemon *d, const struct hrp_addr *a, char *er
     uv_poll_start(&l->poll, UV_READABLE, on_listener);
     ps->listener[ps->nlisteners++] = l;
     return 0;
+}
+
+/* With a named interface: its own packets, and those of other daemons on this machine, which come over lo. */
+static int listen_at(struct hrd_daemon *d, const struct hrp_addr *a, char *err, size_t errlen)
+{
+    const char *device = d->peers->net.device;
+    int r = -EPERM;
+    if (device[0] && !hrd_addr_is_loopback(a)) {
+        r = listener_new(d, a, device);
+        if (r == 0)
+            r = listener_new(d, a, "lo");
+        else if (r == -EPERM)
+            hrd_conn_device_denied(d, r);
+    }
+    if (r == -EPERM)
+        r = listener_new(d, a, "");
+    return r == 0 ? 0 : listen_fail(a, err, errlen, -r);
 }
 
 static void listener_freed(uv_handle_t *h)
@@ -580,7 +611,7 @@ int hrd_peers_new(struct hrd_daemon *d, char *errtext, size_t errlen)
     ps->timer.data = ps->soon.data = d;
     ps->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     for (unsigned i = 0; i < ps->net.nlisten && r == 0; i++)
-        r = listener_new(d, &ps->net.listen[i], errtext, errlen);
+        r = listen_at(d, &ps->net.listen[i], errtext, errlen);
     if (r != 0) {
         hrd_peers_free(d);
         return r;

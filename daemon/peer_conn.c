@@ -376,24 +376,30 @@ static void set_options(struct hrd_daemon *d, int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof(timeout));
 }
 
+void hrd_conn_device_denied(struct hrd_daemon *d, int err)
+{
+    if (d->peers->device_denied)
+        return;
+    d->peers->device_denied = true;
+    hrd_warn(
+        "cannot bind connections to interface %s (%s): only the source address is bound, the routing table "
+        "chooses the link",
+        d->peers->net.device, strerror(-err));
+}
+
 /*
- * Source address alone does not choose the link when two links lie in one subnet: the route does. So the
+ * The source address alone does not choose the link when two links lie in one subnet: the route does. So the
  * device is bound too where the configuration names one, except towards this machine itself, whose packets
- * come over lo.
+ * come over lo. Accepted connections have the device of their listener.
  */
 static void bind_device(struct hrd_daemon *d, int fd, const struct hrp_addr *remote)
 {
     struct hrd_peers *ps = d->peers;
-    if (ps->net.device[0] == 0 || hrd_netif_is_local(ps->ifs, ps->nifs, remote))
+    const char *device = ps->net.device;
+    if (device[0] == 0 || hrd_netif_is_local(ps->ifs, ps->nifs, remote))
         return;
-    if (setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, ps->net.device, sizeof(ps->net.device)) != 0 &&
-        !ps->device_denied) {
-        ps->device_denied = true;
-        hrd_warn(
-            "cannot bind connections to interface %s (%s): only the source address is bound, the routing "
-            "table chooses the link",
-            ps->net.device, strerror(errno));
-    }
+    if (setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, device, (socklen_t)strlen(device) + 1) != 0)
+        hrd_conn_device_denied(d, -errno);
 }
 
 static struct conn *conn_new(struct hrd_daemon *d, int fd, const struct hrp_addr *remote)
@@ -411,7 +417,6 @@ static struct conn *conn_new(struct hrd_daemon *d, int fd, const struct hrp_addr
         return NULL;
     }
     set_options(d, fd);
-    bind_device(d, fd, remote);
     c->link = ps->conns_tail;
     *ps->conns_tail = c;
     ps->conns_tail = &c->next;
@@ -461,6 +466,7 @@ struct conn *hrd_conn_dial(struct hrd_daemon *d, const struct hrp_addr *to, uint
         snprintf(why, whylen, "no socket for it (%s)", strerror(errno));
         return NULL;
     }
+    bind_device(d, fd, &addr);
     int r = bind_source(d, fd, &addr);
     if (r != 0) {
         snprintf(why, whylen, "the own address cannot be bound (%s): see 'listen' and 'interface'",

@@ -125,7 +125,7 @@ struct hrd_peers {
     struct hrd_netif *ifs;
     unsigned nifs;
     unsigned nlisteners;
-    struct listener *listener[HRD_MAX_LISTEN];
+    struct listener *listener[2 * HRD_MAX_LISTEN]; /* with a named interface: it, and lo */
     struct conn *conns, **conns_tail;
     struct hrd_peer *peers;
     struct dial *dials;
@@ -161,6 +161,8 @@ struct conn *hrd_conn_accepted(struct hrd_daemon *d, int fd, const struct hrp_ad
 /* Starts connect(); NULL with the reason. */
 struct conn *hrd_conn_dial(struct hrd_daemon *d, const struct hrp_addr *to, uint8_t role, char *why,
                            size_t whylen);
+/* Says once that connections cannot be bound to the interface. */
+void hrd_conn_device_denied(struct hrd_daemon *d, int err);
 void hrd_conn_close(struct conn *c);
 /* Gives up the handle but not the descriptor, which is returned. */
 int hrd_conn_detach(struct conn *c);
