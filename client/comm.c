@@ -20,6 +20,7 @@
 hclient_result_t hcl_comm_enter(hclient_comm_t handle, const char *call, struct hcl_comm **comm)
 {
     *comm = hcl_handle_get(handle);
+    hcl_about(handle);
     if (*comm != NULL)
         return HCLIENT_OK;
     return hcl_fail(HCLIENT_INVALID_ARGUMENT, "%s: %p is not a communicator%s", call, (void *)handle,
@@ -66,20 +67,22 @@ uint32_t hcl_comm_state(struct hcl_comm *comm, char *text, size_t size)
     return area_failure(comm, text, size);
 }
 
-void hcl_comm_last_error(hclient_comm_t handle, char *buf, size_t size)
+bool hcl_comm_last_error(hclient_comm_t handle, char *buf, size_t size)
 {
     struct hcl_comm *comm = hcl_handle_get(handle);
     if (comm == NULL) {
         snprintf(buf, size, "%p is not a communicator", (void *)handle);
-        return;
+        return true;
     }
-    if (hcl_comm_state(comm, buf, size) == 0) {
+    bool failed = hcl_comm_state(comm, buf, size) != 0;
+    if (!failed) {
         pthread_mutex_lock(&comm->lock);
         if (comm->nfailures > 0)
             snprintf(buf, size, "%s", comm->failures[(comm->nfailures - 1) % HCL_FAILURES].text);
         pthread_mutex_unlock(&comm->lock);
     }
     hcl_handle_put(handle);
+    return failed;
 }
 
 void hcl_comm_wake(struct hcl_comm *comm)

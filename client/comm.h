@@ -112,7 +112,7 @@ bool hcl_handle_close(hclient_comm_t handle, struct hcl_comm **comm);
 bool hcl_handle_idle(hclient_comm_t handle);
 void hcl_handle_free(hclient_comm_t handle);
 
-/* hcl_handle_get() with a sentence. */
+/* hcl_handle_get() with a sentence; the thread's call is about this comm from here on. */
 void hcl_registrations_free(struct hcl_comm *comm);
 hclient_result_t hcl_comm_enter(hclient_comm_t handle, const char *call, struct hcl_comm **comm);
 
@@ -120,8 +120,8 @@ hclient_result_t hcl_comm_enter(hclient_comm_t handle, const char *call, struct 
 
 /* 0 while the comm works; else enum hrp_status, and the sentence in text. */
 uint32_t hcl_comm_state(struct hcl_comm *comm, char *text, size_t size);
-/* Fills in the sentence of hclient_last_error(comm). */
-void hcl_comm_last_error(hclient_comm_t handle, char *buf, size_t size);
+/* Fills in why the comm failed, or, while it works, of its last op that failed; whether it failed. */
+bool hcl_comm_last_error(hclient_comm_t handle, char *buf, size_t size);
 /* Records the verdict (the first one stays), completes all pending ops with it: no buffer is touched
    afterwards. */
 void hcl_comm_end(struct hcl_comm *comm, uint32_t status, const char *text);

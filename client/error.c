@@ -31,6 +31,8 @@ SAME(SHUTDOWN);
 _Static_assert((int)HCLIENT_SHUTDOWN == HRP_NSTATUS - 1, "no code is missing");
 
 static _Thread_local char last_text[HCL_TEXT];
+static _Thread_local hclient_comm_t last_comm; /* what last_text is about */
+static _Thread_local hclient_comm_t current_comm;
 /* What hclient_last_error(comm) returned last: another buffer, so that asking does not lose the thread's own
    sentence. */
 static _Thread_local char comm_text[HCL_TEXT];
@@ -54,8 +56,14 @@ const char *hclient_strerror(hclient_result_t result)
     return hrp_status_name((uint32_t)result);
 }
 
+void hcl_about(hclient_comm_t comm)
+{
+    current_comm = comm;
+}
+
 void hcl_say(const char *fmt, ...)
 {
+    last_comm = current_comm;
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(last_text, sizeof(last_text), fmt, ap);
@@ -66,6 +74,7 @@ hclient_result_t hcl_fail_text(hclient_result_t result, const char *text, size_t
 {
     if (len == 0 || text == NULL)
         return hcl_fail(result, "%s (the daemon gave no reason)", hclient_strerror(result));
+    last_comm = current_comm;
     size_t n = len < sizeof(last_text) ? len : sizeof(last_text) - 1;
     memmove(last_text, text, n);
     last_text[n] = 0;
@@ -93,8 +102,9 @@ const char *hclient_last_error(hclient_comm_t comm)
     if (comm == NULL)
         return last_text;
     comm_text[0] = 0;
-    if (!atomic_load_explicit(&hcl_inert, memory_order_relaxed))
-        hcl_comm_last_error(comm, comm_text, sizeof(comm_text));
+    if (!atomic_load_explicit(&hcl_inert, memory_order_relaxed) &&
+        !hcl_comm_last_error(comm, comm_text, sizeof(comm_text)) && comm == last_comm)
+        return last_text; /* the comm is well, but this thread's last call with it was refused or failed */
     return comm_text;
 }
 

@@ -26,11 +26,15 @@ void hcl_log(hclient_log_level_t level, const char *fmt, ...) __attribute__((for
 extern atomic_bool hcl_inert;
 hclient_result_t hcl_fail_inert(void);
 
+/* The communicator that the thread's present call is about: what the sentence belongs to. */
+void hcl_about(hclient_comm_t comm);
+
 /* First line of every public function that does anything. */
 #define HCL_ENTER()                                                 \
     do {                                                            \
         if (atomic_load_explicit(&hcl_inert, memory_order_relaxed)) \
             return hcl_fail_inert();                                \
+        hcl_about(NULL);                                            \
     } while (0)
 
 #endif

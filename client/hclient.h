@@ -81,8 +81,9 @@ HCLIENT_API const char *hclient_strerror(hclient_result_t result);
 
 /*
  * The sentence. comm NULL: of the last call on this thread that failed. Otherwise: why this communicator
- * failed, or, while it has not, of its last op that failed. "" when there is none; never NULL. The string is
- * the calling thread's and lives until its next call of this function or of a failing one.
+ * failed; while it has not, that of the thread's last failed call when it was one with this communicator, else
+ * of its last op that failed. "" when there is none; never NULL. The string is the calling thread's and lives
+ * until its next call of this function or of a failing one.
  */
 HCLIENT_API const char *hclient_last_error(hclient_comm_t comm);
 

@@ -137,7 +137,10 @@ static void test_collectives(void **state)
     BAD("overlap", hclient_reduce_scatter(comm, v, v + 8, 4, t, HCLIENT_SUM, NULL, &op));
     BAD("overlap", hclient_all_gather(comm, v, v, 4, t, NULL, &op));
     BAD("overlap", hclient_broadcast(comm, v, v + 1, 4, t, 1, NULL, &op));
-    assert_int_equal(op.number, 0); /* no output, and nothing was queued: */
+    assert_non_null(strstr(hclient_last_error(comm), "overlap"));
+    BAD("ptr is NULL", hclient_mem_alloc(NULL, 1));
+    assert_string_equal(hclient_last_error(comm), ""); /* that was not about the communicator */
+    assert_int_equal(op.number, 0);                    /* no output, and nothing was queued: */
     OK(hclient_barrier(comm, NULL, &op));
     assert_int_equal(op.number, 1);
     OK(hclient_wait(op));
