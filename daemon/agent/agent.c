@@ -105,6 +105,16 @@ static void look_at_rings(struct hrd_agent *a)
     }
 }
 
+/* Off first: what the sends that end now set going (marks, the next step) must not be queued on a link that is being
+   taken apart. */
+static void close_link(struct alink *l)
+{
+    struct hrd_link *link = l->link;
+    l->link = NULL;
+    if (link)
+        link->tp->close(link);
+}
+
 static void close_lost_links(struct hrd_agent *a)
 {
     a->links_to_close = false;
@@ -114,9 +124,7 @@ static void close_lost_links(struct hrd_agent *a)
             pl = &l->next;
             continue;
         }
-        if (l->link)
-            l->link->tp->close(l->link);
-        l->link = NULL;
+        close_link(l);
         for (struct acomm *c = a->comms, *next; c; c = next) {
             next = c->next;
             uint32_t node = hrd_frames_node(c, l);
@@ -351,13 +359,13 @@ void hrd_agent_free(struct hrd_agent *a)
     write_eventfd(a->wake.fd);
     pthread_join(a->thread, NULL);
     hrd_agent_run_commands(a); /* frees what was posted and never run */
+    for (struct alink *l = a->links; l; l = l->next)
+        close_link(l); /* before the units go whose payload waits there */
     while (a->comms)
         hrd_comm_free(a->comms);
     while (a->links) {
         struct alink *l = a->links;
         a->links = l->next;
-        if (l->link)
-            l->link->tp->close(l->link);
         free(l);
     }
     while (a->sessions) {

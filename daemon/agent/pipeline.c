@@ -276,7 +276,7 @@ static void step_send(struct aunit *u, uint32_t i)
     struct aop *op = u->op;
     struct acomm *c = op->c;
     struct alink *l = c->link[s->peer];
-    if (!l)
+    if (!l || !l->link)
         return; /* the link is gone, the comm is about to fail */
     if (!may_send(u, s)) {
         st->state = STEP_PARKED;

@@ -291,12 +291,81 @@ static void test_random_bytes(void **state)
     }
 }
 
+/* Asks the agent until the comm has sent that much. */
+static void wait_sent(struct victim *v, uint64_t bytes)
+{
+    struct hrd_agent *a = v->sim.node[0].agent;
+    for (int i = 0; i < 50000; i++) {
+        uint64_t sent = 0;
+        hrd_agent_query(a, 1);
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+        for (struct hrd_event *ev = hrd_agent_take_events(a), *next; ev; ev = next) {
+            next = ev->next;
+            if (ev->type == HRD_EV_SNAPSHOT && ev->snapshot->ncomms)
+                sent = ev->snapshot->comm[0].tx_bytes;
+            hrd_snapshot_free(ev->snapshot);
+            free(ev);
+        }
+        if (sent >= bytes)
+            return;
+    }
+    fail_msg("the data was not sent");
+}
+
+/* A peer that reads nothing is given up while frames for it wait in all streams and the comm waits for its sends: what
+   their end sets going must not touch the link that is being closed (seen by the address sanitizer). */
+static void test_closed_with_frames_waiting(void **state)
+{
+    (void)state;
+    struct victim *v = calloc(1, sizeof(*v));
+    victim_start(v);
+    struct hrp_frame f = {.magic = HRP_FRAME_MAGIC, .type = HRP_FRAME_COMM_FAIL, .status = HRP_ABORTED};
+    for (uint32_t i = 0; i < 3000; i++) { /* each is answered on every stream */
+        f.comm = 1000 + i;
+        send_all(v->fd[0], &f, sizeof(f));
+    }
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = COUNT};
+    sim_post(&v->sim, 0, 0, &sig, 0, 0);
+    f = frame(HRP_FRAME_CREDIT);
+    send_all(v->fd[0], &f, sizeof(f));
+    wait_sent(v, COUNT / 2);
+    struct hrd_agent *a = v->sim.node[0].agent;
+    hrd_agent_comm_fail(a, COMM, HRP_ABORTED, "the test aborts it", true);
+    hrd_agent_link_down(a, 7, "node evil was silent for 10 s");
+    for (int i = 0; i < 50000 && !v->sim.node[0].links_lost; i++) {
+        sim_events(&v->sim);
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+    assert_int_equal(v->sim.node[0].links_lost, 1);
+    victim_stop(v);
+    free(v);
+}
+
+/* The same with the whole agent. */
+static void test_stopped_with_frames_waiting(void **state)
+{
+    (void)state;
+    struct victim *v = calloc(1, sizeof(*v));
+    victim_start(v);
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 1500000};
+    sim_post(&v->sim, 0, 0, &sig, 0, 0);
+    struct hrp_frame f = frame(HRP_FRAME_CREDIT);
+    f.sig.count = sig.count;
+    for (f.unit = 0; f.unit < 4; f.unit++)
+        send_all(v->fd[0], &f, sizeof(f));
+    wait_sent(v, 4 * 100000);
+    victim_stop(v);
+    free(v);
+}
+
 int main(void)
 {
     srand((unsigned)time(NULL));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_protocol_errors),
         cmocka_unit_test(test_random_bytes),
+        cmocka_unit_test(test_closed_with_frames_waiting),
+        cmocka_unit_test(test_stopped_with_frames_waiting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
