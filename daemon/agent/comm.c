@@ -10,6 +10,8 @@
 #define QUIESCE_NS UINT64_C(1000000000)
 #define PARK_NS UINT64_C(5000000000)
 #define ORPHAN_NS UINT64_C(600000000000)
+/* The newest of them are kept: their number is the peers' to choose. */
+#define ORPHANS_MAX 4096u
 
 /* ---- made -------------------------------------------------------------------------------------------------- */
 
@@ -162,15 +164,21 @@ void hrd_comm_free(struct acomm *c)
     free(c);
 }
 
+/* The oldest of a comm, which says why; all of them are taken off. */
 static struct aorphan *take_orphan(struct hrd_agent *a, uint64_t id)
 {
-    for (struct aorphan **po = &a->orphans; *po; po = &(*po)->next)
-        if ((*po)->comm == id) {
-            struct aorphan *o = *po;
-            *po = o->next;
-            return o;
+    struct aorphan *first = NULL;
+    for (struct aorphan **po = &a->orphans; *po;) {
+        struct aorphan *o = *po;
+        if (o->comm != id) {
+            po = &o->next;
+            continue;
         }
-    return NULL;
+        *po = o->next;
+        free(first);
+        first = o;
+    }
+    return first;
 }
 
 void hrd_comm_add(struct hrd_agent *a, const struct hrd_comm_spec *spec)
@@ -392,11 +400,12 @@ void hrd_comm_orphan(struct hrd_agent *a, struct alink *l, const struct hrp_fram
 {
     if (f->type != HRP_FRAME_COMM_FAIL && f->type != HRP_FRAME_COMM_MARK)
         return;
+    unsigned n = 0;
     for (struct aorphan **po = &a->orphans; *po;) {
         struct aorphan *o = *po;
-        if (o->comm == f->comm)
+        if (o->comm == f->comm && o->peer == l->peer)
             return;
-        if (a->now - o->since_ns < ORPHAN_NS) {
+        if (a->now - o->since_ns < ORPHAN_NS && ++n < ORPHANS_MAX) {
             po = &o->next;
             continue;
         }
@@ -405,6 +414,7 @@ void hrd_comm_orphan(struct hrd_agent *a, struct alink *l, const struct hrp_fram
     }
     struct aorphan *o = xalloc(1, sizeof(*o));
     o->comm = f->comm;
+    o->peer = l->peer;
     o->since_ns = a->now;
     o->status = f->status ? f->status : HRP_PEER_LOST;
     snprintf(o->text, sizeof(o->text), "%.400s",

@@ -184,9 +184,11 @@ struct afail {
     struct afail *next;
 };
 
-/* Failure frames about a comm that this node does not have (yet): a later hrd_agent_comm_add() is refused with them. */
+/* Failure frames about a comm that this node does not have (yet): a later hrd_agent_comm_add() is refused with them. One
+   for each peer that sent some, because each waits for an answer and gets one. */
 struct aorphan {
     uint64_t comm;
+    uint32_t peer;
     uint64_t since_ns;
     uint32_t status;
     char text[SENTENCE];

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+/* Ends that not all take part in: a node that refused. */
+#include "tests/sim/agents.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "proto/status.h"
+
+#define COMM 9u
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+}
+
+/* A node that never had the comm, because it refused it, answers every node that gives it up: each of them keeps its
+   reserve until it hears that nothing follows. */
+static void test_refused_by_one(void **state)
+{
+    (void)state;
+    static const uint32_t map[4] = {0, 1, 2, 3};
+    struct sim *s = calloc(1, sizeof(*s));
+    struct sim_options o = {0};
+    sim_start(s, 4, 4, map, &o);
+    hrd_agent_session_end(s->node[1].agent, s->rank[1].sid, "process 1001 died");
+    assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_RANK_LOST);
+    static const uint32_t others[3] = {0, 2, 3};
+    for (int i = 0; i < 3; i++)
+        hrd_agent_comm_fail(s->node[others[i]].agent, COMM, HRP_RANK_LOST, "the set-up failed", true);
+    for (int i = 0; i < 3; i++)
+        hrd_agent_comm_leave(s->node[others[i]].agent, COMM, others[i]);
+    for (int i = 0; i < 3; i++) {
+        struct sim_node *n = &s->node[others[i]];
+        for (int k = 0; k < 50000 && !n->comms_gone; k++) {
+            sim_events(s);
+            nap();
+        }
+        if (n->comms_gone != 1)
+            fail_msg("node %u keeps the communicator", others[i]);
+    }
+    assert_int_equal(sim_comm(s, COMM, 1, &o), HRP_RANK_LOST); /* the refusal stays one, and only one */
+    sim_stop(s);
+    free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refused_by_one),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
