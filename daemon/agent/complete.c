@@ -75,7 +75,7 @@ void hrd_complete_progress(struct aop *op)
 }
 
 /* A SIGBUS in a client's memory may have fed zeros into the sums: no success may be published. */
-static bool poisoned(const struct acomm *c)
+bool hrd_complete_poisoned(const struct acomm *c)
 {
     for (uint32_t i = 0; i < c->nlocal; i++)
         if (c->local[i].s && c->local[i].s->poisoned &&
@@ -87,7 +87,7 @@ static bool poisoned(const struct acomm *c)
 void hrd_complete_op(struct aop *op)
 {
     struct acomm *c = op->c;
-    bool bad = poisoned(c);
+    bool bad = hrd_complete_poisoned(c);
     c->last_done_ns = c->a->now;
     c->stat.ops_done += !bad;
     c->stat.bytes += hrp_sig_bytes(&op->sig, c->nranks);

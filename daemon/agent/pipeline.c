@@ -341,6 +341,12 @@ void hrd_pipeline_work_done(struct aunit *u, uint32_t step)
     u->step[step].works--;
     op->works--;
     c->works--;
+    /* Before anything made of it reaches another node, where it would pass for the sum. */
+    if (hrd_complete_poisoned(c))
+        hrd_comm_fail(c, HRP_RANK_LOST, true,
+                      "the shared memory of a rank on node %s went away during op %" PRIu64
+                      "; the rank's session is ended",
+                      c->a->node_name, op->op);
     if (running(op)) {
         if (u->step[step].works == 0) {
             step_finish(u, step);

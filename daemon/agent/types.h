@@ -384,6 +384,8 @@ void hrd_frames_queue(struct alink *l, struct hrd_tx *tx);
 void hrd_complete_progress(struct aop *op); /* raises done of staged outputs */
 void hrd_complete_op(struct aop *op);       /* success, on all local ranks */
 void hrd_complete_error(struct aop *op, uint32_t status, enum hrp_scope scope, const char *text);
+/* A local rank's shared memory went away: what was read from it may be zeros. */
+bool hrd_complete_poisoned(const struct acomm *c);
 /* One rank's answer; used for late posts too. */
 void hrd_complete_rank(struct acomm *c, struct arank *r, uint64_t op, uint32_t status, enum hrp_scope scope,
                        const char *text);

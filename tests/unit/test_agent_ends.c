@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Ends that not all take part in: a node that refused. */
+/* Ends that not all take part in: a node that refused, memory that went away. */
 #include "tests/sim/agents.h"
 
 #include <setjmp.h>
@@ -51,10 +51,36 @@ static void test_refused_by_one(void **state)
     free(s);
 }
 
+/* Sums that may be made of memory that is gone are nobody's result, on other nodes neither. */
+static void test_poison_stays_at_home(void **state)
+{
+    (void)state;
+    static const uint32_t map[3] = {0, 0, 1};
+    static const uint64_t counts[2] = {100, 500000};
+    for (int k = 0; k < 2; k++) {
+        struct sim *s = calloc(1, sizeof(*s));
+        struct sim_options o = {0};
+        char text[HRP_OP_TEXT + 1];
+        sim_start(s, 2, 3, map, &o);
+        assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
+        struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = counts[k], .redop = HRP_SUM};
+        atomic_store(&s->rank[1].poisoned, 1);
+        for (uint32_t r = 0; r < 3; r++)
+            sim_post(s, r, 0, &sig, 0, 4 << 20);
+        for (uint32_t r = 0; r < 3; r++) {
+            assert_int_equal(sim_wait(s, r, 0, 1, text), HRP_RANK_LOST);
+            assert_non_null(strstr(text, "shared memory of a rank on node n0 went away"));
+        }
+        sim_stop(s);
+        free(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refused_by_one),
+        cmocka_unit_test(test_poison_stays_at_home),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
