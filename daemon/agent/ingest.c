@@ -136,6 +136,14 @@ static void deliver(struct arank *r, const struct hrp_desc *d, const struct apos
         hrd_complete_rank(c, r, d->op, c->status, HRP_SCOPE_COMM, c->text);
         return;
     }
+    if (d->op > c->done_wm + HRD_OPS_AHEAD) { /* ops that fail do not wait for a rank that posts none */
+        hrd_comm_fail(c, HRP_TIMEOUT, true,
+                      "rank %u posted op %" PRIu64 ", but a rank on node %s has not posted op %" PRIu64
+                      ", which failed with those behind it; no more than %u ops are kept for it",
+                      r->rank, d->op, c->a->node_name, c->done_wm + 1, HRD_OPS_AHEAD);
+        hrd_complete_rank(c, r, d->op, c->status, HRP_SCOPE_COMM, c->text);
+        return;
+    }
     struct aop *op = hrd_op_get(c, d->op);
     if (!op) {
         hrd_session_fault(r->s, "rank %u posted op %" PRIu64 " again", r->rank, d->op);

@@ -6,10 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How far ahead of the oldest incomplete op anybody can be: R ops on a rank whose own oldest is R ahead of ours, and as
-   many again for a node that only sends (a broadcast's root). Beyond it a peer broke the protocol. */
-#define OPS_AHEAD (4u * HRP_OP_SLOTS)
-
 struct aop *hrd_op_find(struct acomm *c, uint64_t op)
 {
     struct aop *o = c->ops;
@@ -20,7 +16,7 @@ struct aop *hrd_op_find(struct acomm *c, uint64_t op)
 
 struct aop *hrd_op_get(struct acomm *c, uint64_t op)
 {
-    if (op <= c->done_wm || op > c->done_wm + OPS_AHEAD)
+    if (op <= c->done_wm || op > c->done_wm + HRD_OPS_AHEAD)
         return NULL;
     struct aop **po = &c->ops;
     while (*po && (*po)->op < op)

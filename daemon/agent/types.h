@@ -35,6 +35,10 @@
 #define BUFFER_BUCKETS 64u
 #define SENTENCE 512u
 #define NO_CREDIT UINT64_MAX
+/* How far ahead of the oldest incomplete op anybody can be: R ops on a rank whose own oldest is R ahead of ours, and as
+   many again for a node that only sends (a broadcast's root). Beyond it a peer broke the protocol, or a rank is left
+   behind by ops that failed without it. */
+#define HRD_OPS_AHEAD (4u * HRP_OP_SLOTS)
 
 /* ---- what the control thread told us ---------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Ends that not all take part in: a node that refused, memory that went away. */
+/* Ends that not all take part in: a node that refused, memory that went away, a rank that is left behind. */
 #include "tests/sim/agents.h"
 
 #include <setjmp.h>
@@ -76,11 +76,42 @@ static void test_poison_stays_at_home(void **state)
     }
 }
 
+/* Ops fail without a rank that posts none; when it is too far behind, the comm ends, and not the session of the one
+   that went on. */
+static void test_left_behind(void **state)
+{
+    (void)state;
+    static const uint32_t map[3] = {0, 0, 1};
+    struct sim *s = calloc(1, sizeof(*s));
+    struct sim_options o = {.comm.op_timeout_ms = 50};
+    char text[HRP_OP_TEXT + 1];
+    sim_start(s, 2, 3, map, &o);
+    assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 100, .redop = HRP_SUM};
+    uint64_t op = 0;
+    for (int batch = 0; batch < 4; batch++) {
+        for (int i = 0; i < (int)HRP_OP_SLOTS; i++)
+            op = sim_post(s, 0, 0, &sig, 0, 4096);
+        for (uint64_t k = op - HRP_OP_SLOTS + 1; k <= op; k++)
+            assert_int_equal(sim_wait(s, 0, 0, k, NULL), HRP_TIMEOUT);
+    }
+    op = sim_post(s, 0, 0, &sig, 0, 4096);
+    assert_int_equal(sim_wait(s, 0, 0, op, text), HRP_TIMEOUT);
+    assert_non_null(strstr(text, "node n0 has not posted op 1"));
+    assert_int_equal(sim_wait(s, 1, 0, sim_post(s, 1, 0, &sig, 0, 4096), text), HRP_TIMEOUT);
+    for (uint32_t r = 0; r < 3; r++)
+        assert_false(s->rank[r].gone);
+    assert_int_equal(sim_comm(s, COMM + 1, 1, &o), HRP_OK);
+    sim_stop(s);
+    free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refused_by_one),
         cmocka_unit_test(test_poison_stays_at_home),
+        cmocka_unit_test(test_left_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
