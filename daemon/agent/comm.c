@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define QUIESCE_NS UINT64_C(1000000000)
+#define QUIESCE_TICKS 10u /* a second in which this thread runs: a daemon that was stopped is not at fault */
 #define PARK_NS UINT64_C(5000000000)
 #define ORPHAN_NS UINT64_C(600000000000)
 /* The newest of them are kept: their number is the peers' to choose. */
@@ -245,7 +245,7 @@ void hrd_comm_fail(struct acomm *c, uint32_t status, bool tell, const char *fmt,
         memcpy(area->text, c->text, n);
         atomic_store_explicit(&area->state, HRP_COMM_FAILED, memory_order_release);
     }
-    c->seen_ns = c->a->now;
+    c->seen_ticks = 0;
     c->seen_works = c->works;
     if (c->nleft < c->nlocal)
         hrd_log_event(HRD_LOG_WARNING, HRD_MSGID_COMM_FAILED, c->id, "communicator failed: %s", c->text);
@@ -372,10 +372,10 @@ static void check_quiesce(struct acomm *c)
 {
     if (!c->failed || c->works == 0 || c->works != c->seen_works) {
         c->seen_works = c->works;
-        c->seen_ns = c->a->now;
+        c->seen_ticks = 0;
         return;
     }
-    if (c->a->now - c->seen_ns < QUIESCE_NS)
+    if (++c->seen_ticks <= QUIESCE_TICKS)
         return;
     hrd_error("communicator %016" PRIx64
               ": %u pieces of engine work did not end within 1 s; aborting the daemon",

@@ -244,8 +244,8 @@ struct acomm {
     bool filled;   /* the NaN fill of touched outputs was started */
     bool answered; /* pending ops have their error */
     bool mark_sent;
-    unsigned seen_works; /* for the bound on quiescing: works at seen_ns */
-    uint64_t seen_ns;
+    unsigned seen_works,
+        seen_ticks; /* for the bound on quiescing: works, and ticks since they were as many */
     uint32_t status;
     char text[HRP_COMM_TEXT];
     uint16_t *marks;  /* [nnodes] COMM_MARKs received */

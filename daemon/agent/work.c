@@ -264,6 +264,26 @@ static void nan_done(struct hrd_work *w)
     hrd_comm_settle(c);
 }
 
+/* In pieces, whose ends show that it goes on: see check_quiesce() in comm.c. */
+#define NAN_ELEMS (UINT64_C(4) << 20)
+
+static void fill_nan(struct aop *op, const struct hrd_span *out, uint64_t at, uint64_t n)
+{
+    struct acomm *c = op->c;
+    struct hrd_work *w = xalloc(1, sizeof(*w) + sizeof(w->span[0]));
+    w->kind = HRD_WORK_NAN;
+    w->fold = (struct hrk_fold){.in = op->sig.dtype, .out = op->sig.dtype};
+    w->ndst = 1;
+    w->span[0] = *out;
+    w->span[0].off += at * hrp_dtype_size(op->sig.dtype);
+    w->n = n;
+    w->owner = op;
+    w->done = nan_done;
+    op->works++;
+    c->works++;
+    c->a->engine->table->submit(c->a->engine, w);
+}
+
 unsigned hrd_work_nan(struct aop *op)
 {
     struct acomm *c = op->c;
@@ -277,18 +297,8 @@ unsigned hrd_work_nan(struct aop *op)
         /* A window's stream was partly consumed; the library fills the rest of a staged output itself. */
         if (!p->posted || p->answered || p->staged || !p->out.base || !r->s || r->s->ending)
             continue;
-        struct hrd_work *w = xalloc(1, sizeof(*w) + sizeof(w->span[0]));
-        w->kind = HRD_WORK_NAN;
-        w->fold = (struct hrk_fold){.in = op->sig.dtype, .out = op->sig.dtype};
-        w->ndst = 1;
-        w->span[0] = p->out;
-        w->n = n;
-        w->owner = op;
-        w->done = nan_done;
-        op->works++;
-        c->works++;
-        c->a->engine->table->submit(c->a->engine, w);
-        count++;
+        for (uint64_t at = 0; at < n; at += NAN_ELEMS, count++)
+            fill_nan(op, &p->out, at, n - at < NAN_ELEMS ? n - at : NAN_ELEMS);
     }
     return count;
 }
