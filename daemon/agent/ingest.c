@@ -180,7 +180,8 @@ static void deliver(struct arank *r, const struct hrp_desc *d, const struct apos
     } else if (!hrd_op_agrees(op, &d->sig, r->rank, c->node)) {
         return;
     }
-    if (op->nposted == c->nlocal)
+    /* An op that was reported must not run: it could succeed here before node 0 says that it fails. */
+    if (op->nposted == c->nlocal && !op->reported)
         hrd_op_posted(op);
 }
 

@@ -262,6 +262,29 @@ static void test_mismatch(void **state)
     }
 }
 
+/* The last local rank posts after the disagreement was reported: its node has all it needs to run the op. */
+static void test_mismatch_before_last_post(void **state)
+{
+    (void)state;
+    static const uint32_t map[4] = {0, 1, 1, 1};
+    struct sim *s = calloc(1, sizeof(*s));
+    struct sim_options o = {0};
+    sim_start(s, 2, 4, map, &o);
+    assert_int_equal(sim_comm(s, 9, 0, &o), HRP_OK);
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 100, .redop = HRP_SUM}, other = sig;
+    other.count = 99;
+    for (int round = 0; round < 20; round++) {
+        uint64_t op[4];
+        for (uint32_t r = 0; r < 4; r++)
+            op[r] = sim_post(s, r, 0, r == 2 ? &other : &sig, 0, 0);
+        for (uint32_t r = 0; r < 4; r++)
+            assert_int_equal(sim_wait(s, r, 0, op[r], NULL), HRP_MISMATCH);
+    }
+    one_op(s, 0, HRP_ALL_REDUCE, 1000, 0, true);
+    sim_stop(s);
+    free(s);
+}
+
 static void test_deadline(void **state)
 {
     (void)state;
@@ -482,6 +505,7 @@ int main(void)
         cmocka_unit_test(test_other_algorithms),
         cmocka_unit_test(test_no_deadlock_at_minimum),
         cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_mismatch_before_last_post),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_rank_dies),
         cmocka_unit_test(test_link_lost),
