@@ -145,7 +145,7 @@ def test_garbage():
         for _ in range(50):
             Peer(d, b"x" * 10).close()
         Peer(d).up().close()
-        wait_for("all descriptors to be closed", lambda: d.fds() == fds)
+        wait_for("all descriptors to be closed", lambda: d.fds() <= fds)
 
 
 def test_silence():
@@ -173,7 +173,7 @@ def test_silence():
             except OSError:
                 dropped = True
         check(dropped, "a connection that drips is kept")
-        wait_for("all descriptors to be closed", lambda: d.fds() == fds)
+        wait_for("all descriptors to be closed", lambda: d.fds() <= fds)
 
 
 def test_many_strangers():
@@ -185,7 +185,7 @@ def test_many_strangers():
         Peer(d).up().close()
         for p in crowd:
             p.close()
-        wait_for("all descriptors to be closed", lambda: d.fds() == fds)
+        wait_for("all descriptors to be closed", lambda: d.fds() <= fds)
 
 
 def test_other_version():
