@@ -633,9 +633,8 @@ static void say_bye(struct hrd_daemon *d)
     struct hrp_peer_msg msg = {.type = HRP_PEER_BYE, .text = "the daemon is stopping"};
     msg.text_len = strlen(msg.text);
     for (struct hrd_peer *p = d->peers->peers; p; p = p->next)
-        if (p->tx && hrd_conn_queue_msg(p->tx, &msg) == 0)
-            send(p->tx->fd, p->tx->tx + p->tx->tx_at, p->tx->tx_have - p->tx->tx_at,
-                 MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (p->tx)
+            (void)hrd_conn_queue_msg(p->tx, &msg); /* sent at once or never */
 }
 
 void hrd_peers_free(struct hrd_daemon *d)

@@ -92,6 +92,27 @@ void hrd_conn_broken(struct conn *c, uint32_t status, const char *why)
 
 /* ---- sending -------------------------------------------------------------------------------------------- */
 
+static void all_sent(struct conn *c)
+{
+    /* What a burst of rosters needed is not kept for ever. */
+    if (c->tx_size > 65536) {
+        free(c->tx);
+        c->tx = NULL;
+        c->tx_size = 0;
+    }
+    c->tx_at = c->tx_have = 0;
+}
+
+/* Spares a turn of the loop. An error is left for the loop to find: nothing may be closed under the caller. */
+static void send_now(struct conn *c)
+{
+    ssize_t n = send(c->fd, c->tx + c->tx_at, c->tx_have - c->tx_at, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0)
+        c->tx_at += (size_t)n;
+    if (c->tx_at == c->tx_have)
+        all_sent(c);
+}
+
 int hrd_conn_queue(struct conn *c, const void *data, size_t len)
 {
     if (c->tx_at > 0 && c->tx_at == c->tx_have)
@@ -111,8 +132,11 @@ int hrd_conn_queue(struct conn *c, const void *data, size_t len)
         c->tx = tx;
         c->tx_size = size;
     }
+    bool idle = c->tx_at == c->tx_have;
     memcpy(c->tx + c->tx_have, data, len);
     c->tx_have += len;
+    if (idle)
+        send_now(c);
     hrd_conn_watch(c);
     return 0;
 }
@@ -142,13 +166,7 @@ static int flush(struct conn *c)
             return errno == EAGAIN ? 0 : -errno;
         c->tx_at += (size_t)n;
     }
-    /* What a burst of rosters needed is not kept for ever. */
-    if (c->tx_size > 65536) {
-        free(c->tx);
-        c->tx = NULL;
-        c->tx_size = 0;
-    }
-    c->tx_at = c->tx_have = 0;
+    all_sent(c);
     return 0;
 }
 

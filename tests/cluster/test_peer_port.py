@@ -6,6 +6,7 @@ stream that belongs to nobody. The connection is dropped and counted, and nobody
 
 import json
 import os
+import resource
 import select
 import socket
 import struct
@@ -186,6 +187,34 @@ def test_many_strangers():
         for p in crowd:
             p.close()
         wait_for("all descriptors to be closed", lambda: d.fds() <= fds)
+
+
+def test_no_descriptors():
+    """Out of file descriptors: newcomers are turned away without a busy loop, those who are there stay, and it is
+    over when descriptors are free again."""
+    port = free_port()
+    limit = 60
+    with Daemon("nofile", f"port = {port}\nnode_name = target\n",
+                limits=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))) as d:
+        d.port = port
+        d.ctl("status", "--json")
+        fds_at_rest(d)
+        good = Peer(d).up()
+        crowd = [Peer(d) for _ in range(limit)]
+        check(any(p.dropped(3) for p in crowd[-3:]), "nobody was turned away")
+        check(d.fds() <= limit, "more descriptors than there are")
+        before, begin = d.cpu_ticks(), time.monotonic()
+        time.sleep(1)
+        busy = (d.cpu_ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - begin)
+        check(busy < 0.3, f"{busy:.0%} of a core while there are no descriptors")
+        good.sock.sendall(message(PING, struct.pack("<Q", 5)))
+        while good.message()[0] != PONG:
+            pass
+        check(d.text().count("no file descriptor is left") == 1, "the log does not say it, or more than once")
+        for p in crowd:
+            p.close()
+        wait_for("descriptors to be free", lambda: d.fds() < limit - 20)
+        Peer(d, hello(instance=b"\2" * 16)).reply()
 
 
 def test_other_version():
