@@ -38,7 +38,7 @@ struct hrd_link;
 struct hrd_link_handler {
     /* A frame with payload begins: where its frame->len bytes go, or NULL when the frame breaks the protocol
        (*why says how). A transport that places data itself (RDMA) calls it after the fact and compares. */
-    void *(*place)(struct hrd_link *link, const struct hrp_frame *frame, const char **why);
+    void *(*place)(struct hrd_link *link, unsigned stream, const struct hrp_frame *frame, const char **why);
     /* A frame is complete. payload: what place() answered, or NULL for len 0. 0, or negative with *why: the
      * link is ended. */
     int (*arrived)(struct hrd_link *link, unsigned stream, const struct hrp_frame *frame, void *payload,

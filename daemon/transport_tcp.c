@@ -207,7 +207,7 @@ static int begin_frame(struct tcp_stream *s)
         return -1;
     }
     if (s->frame.len) {
-        s->payload = l->base.handler->place(&l->base, &s->frame, &why);
+        s->payload = l->base.handler->place(&l->base, s->index, &s->frame, &why);
         if (!s->payload) {
             broken(l, why);
             return -1;

@@ -187,10 +187,10 @@ static void abort_local(struct acomm *c, uint64_t number, uint32_t status, const
     snprintf(op->text, sizeof(op->text), "%s", text);
 }
 
-static bool all_marked(const struct acomm *c, const uint16_t *marks)
+bool hrd_abort_all_marked(const struct acomm *c, const uint16_t *marks)
 {
     for (uint32_t n = 0; n < c->nnodes; n++)
-        if (c->link[n] && (!marks || marks[n] < c->link[n]->nstreams))
+        if (c->link[n] && (!marks || marks[n] != (1u << c->link[n]->nstreams) - 1))
             return false;
     return true;
 }
@@ -202,7 +202,7 @@ static void settle_failing(struct aop *op)
         op->marked = true;
         hrd_frames_send_marks(c, HRP_FRAME_OP_MARK, op->op);
     }
-    if (op->marked && !op->acked && all_marked(c, op->marks)) {
+    if (op->marked && !op->acked && hrd_abort_all_marked(c, op->marks)) {
         op->acked = true;
         hrd_pipeline_drop_units(op);
         acknowledge(c, op->op, op, op->status);
@@ -223,15 +223,19 @@ void hrd_abort_settle(struct acomm *c)
     hrd_op_advance(c);
 }
 
-void hrd_abort_frame(struct acomm *c, uint32_t node, const struct hrp_frame *f, const char *text)
+void hrd_abort_frame(struct acomm *c, uint32_t node, unsigned stream, const struct hrp_frame *f,
+                     const char *text)
 {
     struct aop *op;
+    uint16_t bit = (uint16_t)(1u << stream);
+    uint32_t status =
+        f->status > HRP_IN_PROGRESS ? f->status : HRP_PROTOCOL; /* a failure never reads as success */
     switch (f->type) {
     case HRP_FRAME_COMM_FAIL:
-        hrd_comm_fail(c, f->status == HRP_OK ? HRP_PROTOCOL : f->status, true, "%s", text);
+        hrd_comm_fail(c, status, true, "%s", text);
         return;
     case HRP_FRAME_COMM_MARK:
-        c->marks[node]++;
+        c->marks[node] |= bit;
         return;
     default:
         break;
@@ -241,11 +245,11 @@ void hrd_abort_frame(struct acomm *c, uint32_t node, const struct hrp_frame *f, 
     switch (f->type) {
     case HRP_FRAME_OP_REPORT:
         if (c->node == 0)
-            decide(c, f->op, f->status, text);
+            decide(c, f->op, status, text);
         break;
     case HRP_FRAME_OP_ABORT:
         if (node == 0)
-            abort_local(c, f->op, f->status, text);
+            abort_local(c, f->op, status, text);
         break;
     case HRP_FRAME_OP_ACK:
         if (c->node == 0)
@@ -253,7 +257,7 @@ void hrd_abort_frame(struct acomm *c, uint32_t node, const struct hrp_frame *f, 
         break;
     case HRP_FRAME_OP_FAILED:
         if (node == 0)
-            op_failed(c, f->op, f->status, text);
+            op_failed(c, f->op, status, text);
         break;
     case HRP_FRAME_OP_MARK:
         op = hrd_op_get(c, f->op);
@@ -261,7 +265,7 @@ void hrd_abort_frame(struct acomm *c, uint32_t node, const struct hrp_frame *f, 
             break; /* complete here: nothing of it was in flight */
         if (!op->marks)
             op->marks = xalloc(c->nnodes, sizeof(*op->marks));
-        op->marks[node]++;
+        op->marks[node] |= bit;
         break;
     default:
         break;

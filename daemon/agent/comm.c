@@ -252,14 +252,6 @@ void hrd_comm_fail(struct acomm *c, uint32_t status, bool tell, const char *fmt,
     hrd_agent_emit(c->a, HRD_EV_COMM_FAILED, 0, c->id, 0, status, c->text);
 }
 
-static bool all_marked(const struct acomm *c)
-{
-    for (uint32_t n = 0; n < c->nnodes; n++)
-        if (c->link[n] && c->marks[n] < c->link[n]->nstreams)
-            return false;
-    return true;
-}
-
 /* A failed comm: fill what was touched, answer, and take its memory back once nothing can arrive any more. */
 static void settle_failed(struct acomm *c)
 {
@@ -279,7 +271,7 @@ static void settle_failed(struct acomm *c)
         c->mark_sent = true;
         hrd_frames_send_marks(c, HRP_FRAME_COMM_MARK, 0);
     }
-    if (c->mark_sent && all_marked(c))
+    if (c->mark_sent && hrd_abort_all_marked(c, c->marks))
         for (struct aop *op = c->ops; op; op = op->next)
             hrd_pipeline_drop_units(op);
 }
@@ -358,7 +350,7 @@ void hrd_comm_settle(struct acomm *c)
         c->mark_sent = true;
         hrd_frames_send_marks(c, HRP_FRAME_COMM_MARK, 0);
     }
-    if (c->mark_sent && c->txs == 0 && c->works == 0 && all_marked(c)) {
+    if (c->mark_sent && c->txs == 0 && c->works == 0 && hrd_abort_all_marked(c, c->marks)) {
         hrd_agent_emit(c->a, HRD_EV_COMM_GONE, 0, c->id, 0, 0, NULL);
         hrd_comm_free(c);
     }
@@ -416,7 +408,7 @@ void hrd_comm_orphan(struct hrd_agent *a, struct alink *l, const struct hrp_fram
     o->comm = f->comm;
     o->peer = l->peer;
     o->since_ns = a->now;
-    o->status = f->status ? f->status : HRP_PEER_LOST;
+    o->status = f->status > HRP_IN_PROGRESS ? f->status : HRP_PEER_LOST;
     snprintf(o->text, sizeof(o->text), "%.400s",
              *text ? text : "another node gave the communicator up during set-up");
     o->next = a->orphans;

@@ -106,7 +106,15 @@ static void *place_eager(struct acomm *c, uint32_t node, const struct hrp_frame 
                         c->eager_off[node] + (f->op % HRP_EAGER_SLOTS) * (uint64_t)c->env.eager_limit);
 }
 
-static void *frame_place(struct hrd_link *link, const struct hrp_frame *f, const char **why)
+/* Bytes behind a mark would land in memory that is another's by then. */
+static bool behind_mark(struct acomm *c, uint32_t node, unsigned stream, const struct hrp_frame *f)
+{
+    const struct aop *op = hrd_op_find(c, f->op);
+    unsigned marks = c->marks[node] | (op && op->marks ? op->marks[node] : 0u);
+    return marks >> stream & 1;
+}
+
+static void *frame_place(struct hrd_link *link, unsigned stream, const struct hrp_frame *f, const char **why)
 {
     struct alink *l = link->owner;
     if (f->type != HRP_FRAME_DATA && f->type != HRP_FRAME_EAGER)
@@ -115,6 +123,10 @@ static void *frame_place(struct hrd_link *link, const struct hrp_frame *f, const
     uint32_t node = c ? hrd_frames_node(c, l) : HRD_NONE;
     if (node == HRD_NONE) {
         *why = "data for a communicator that does not exist here";
+        return NULL;
+    }
+    if (behind_mark(c, node, stream, f)) {
+        *why = "data behind the mark that says nothing follows";
         return NULL;
     }
     if (f->type == HRP_FRAME_EAGER)
@@ -133,8 +145,18 @@ static int eager_arrived(struct acomm *c, uint32_t node, const struct hrp_frame 
     return 0;
 }
 
-static int handle(struct alink *l, struct acomm *c, uint32_t node, const struct hrp_frame *f, void *payload,
-                  const char **why)
+/* Frames with text run on stream 0 alone, so the link's one buffer holds exactly this one's. The others must leave it
+   alone: a text may just be arriving there. */
+static const char *text_of(struct alink *l, const struct hrp_frame *f, const void *payload)
+{
+    if (!payload)
+        return "";
+    l->text[f->len] = '\0';
+    return l->text;
+}
+
+static int handle(struct alink *l, struct acomm *c, uint32_t node, unsigned stream, const struct hrp_frame *f,
+                  void *payload, const char **why)
 {
     hrd_pipeline_watermark(c, node, f->watermark);
     switch (f->type) {
@@ -154,13 +176,9 @@ static int handle(struct alink *l, struct acomm *c, uint32_t node, const struct 
     case HRP_FRAME_RANK_LEFT:
         hrd_comm_rank_left(c, f->rank, f->op);
         return 0;
-    default: {
-        /* Frames with text run on stream 0 alone, so the link's one buffer holds exactly this one's. */
-        char *text = l->text;
-        text[payload ? f->len : 0] = '\0';
-        hrd_abort_frame(c, node, f, text);
+    default:
+        hrd_abort_frame(c, node, stream, f, text_of(l, f, payload));
         return 0;
-    }
     }
 }
 
@@ -179,11 +197,10 @@ static int frame_arrived(struct hrd_link *link, unsigned stream, const struct hr
             *why = "data for a communicator that does not exist here";
             return -1;
         }
-        l->text[payload ? f->len : 0] = '\0';
-        hrd_comm_orphan(l->a, l, f, l->text);
+        hrd_comm_orphan(l->a, l, f, text_of(l, f, payload));
         return 0;
     }
-    int err = handle(l, c, node, f, payload, why);
+    int err = handle(l, c, node, stream, f, payload, why);
     hrd_comm_settle(c);
     return err;
 }

@@ -140,7 +140,7 @@ struct aop {
     bool final;    /* OP_FAILED heard; only the NaN fill is still to end */
     uint32_t status;
     char text[HRP_OP_TEXT];
-    uint16_t *marks;  /* [nnodes] OP_MARKs received; made on first need */
+    uint16_t *marks;  /* [nnodes] bits of the streams whose OP_MARK came; made on first need */
     struct aop *next; /* ascending op */
     struct apost post[];
 };
@@ -248,7 +248,7 @@ struct acomm {
         seen_ticks; /* for the bound on quiescing: works, and ticks since they were as many */
     uint32_t status;
     char text[HRP_COMM_TEXT];
-    uint16_t *marks;  /* [nnodes] COMM_MARKs received */
+    uint16_t *marks;  /* [nnodes] bits of the streams whose COMM_MARK came */
     uint64_t left_op; /* smallest last op of a rank that left; UINT64_MAX: nobody left */
     uint32_t left_rank;
     uint32_t nleft; /* local ranks let go */
@@ -398,7 +398,10 @@ void hrd_complete_rank(struct acomm *c, struct arank *r, uint64_t op, uint32_t s
 /* This node wants op to fail everywhere; status and sentence are node 0's to confirm. */
 void hrd_abort_report(struct aop *op, uint32_t status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-void hrd_abort_frame(struct acomm *c, uint32_t node, const struct hrp_frame *f, const char *text);
+void hrd_abort_frame(struct acomm *c, uint32_t node, unsigned stream, const struct hrp_frame *f,
+                     const char *text);
+/* Every stream of every node that is still there has brought its mark. marks NULL: none has. */
+bool hrd_abort_all_marked(const struct acomm *c, const uint16_t *marks);
 /* Moves the comm's failing ops on after works, txs or marks changed. */
 void hrd_abort_settle(struct acomm *c);
 void hrd_abort_free(struct acomm *c);

@@ -149,14 +149,16 @@ enum kind {
     EAGER_TOO_EARLY,
     TEXT_TOO_LONG,
     TEXT_ON_STREAM_1,
+    BEHIND_MARK,
     CLOSED,
     CLOSED_IN_FRAME,
     NKINDS,
 };
 
 static const char *const words[NKINDS] = {
-    "malformed", "malformed", "malformed",   "not granted", "wrong slot", "wrong length", "tag",    "twice",
-    "granted",   "exist",     "eager_limit", "slot",        "malformed",  "stream 0",     "closed", "closed"};
+    "malformed", "malformed", "malformed",       "not granted", "wrong slot",  "wrong length",
+    "tag",       "twice",     "granted",         "exist",       "eager_limit", "slot",
+    "malformed", "stream 0",  "behind the mark", "closed",      "closed"};
 
 static void misbehave(struct victim *v, enum kind kind)
 {
@@ -217,6 +219,12 @@ static void misbehave(struct victim *v, enum kind kind)
         break;
     case TEXT_ON_STREAM_1:
         f.type = HRP_FRAME_COMM_FAIL;
+        f.len = 64;
+        break;
+    case BEHIND_MARK:
+        f.type = HRP_FRAME_COMM_MARK;
+        send_all(v->fd[1], &f, sizeof(f));
+        f.type = HRP_FRAME_EAGER;
         f.len = 64;
         break;
     case CLOSED:
@@ -289,6 +297,62 @@ static void test_random_bytes(void **state)
         victim_stop(v);
         free(v);
     }
+}
+
+static void wait_count(struct victim *v, const uint32_t *count)
+{
+    for (int i = 0; i < 50000 && !*count; i++) {
+        sim_events(&v->sim);
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+    assert_int_equal(*count, 1);
+}
+
+/* A mark says something about its own stream: two on one do not stand for the other. */
+static void test_marks_are_of_their_stream(void **state)
+{
+    (void)state;
+    struct victim *v = calloc(1, sizeof(*v));
+    victim_start(v);
+    struct hrd_agent *a = v->sim.node[0].agent;
+    hrd_agent_comm_fail(a, COMM, HRP_ABORTED, "the test aborts it", true);
+    hrd_agent_comm_leave(a, COMM, 0);
+    struct hrp_frame f = frame(HRP_FRAME_COMM_MARK);
+    for (int i = 0; i < 4; i++)
+        send_all(v->fd[0], &f, sizeof(f));
+    for (int i = 0; i < 1000; i++) {
+        sim_events(&v->sim);
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+    assert_int_equal(v->sim.node[0].comms_gone, 0);
+    send_all(v->fd[1], &f, sizeof(f));
+    wait_count(v, &v->sim.node[0].comms_gone);
+    victim_stop(v);
+    free(v);
+}
+
+/* A sentence that arrives in two parts, with a mark on the other stream in between, is not cut; a failure that says
+   "ok" is one all the same. */
+static void test_sentence_in_two_parts(void **state)
+{
+    (void)state;
+    struct victim *v = calloc(1, sizeof(*v));
+    victim_start(v);
+    static const char text[] = "rank 1 called hclient_comm_abort";
+    struct hrp_frame f = frame(HRP_FRAME_COMM_FAIL), mark = frame(HRP_FRAME_OP_MARK);
+    f.status = HRP_OK;
+    f.len = sizeof(text) - 1;
+    send_all(v->fd[0], &f, sizeof(f));
+    send_all(v->fd[0], text, 10);
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    send_all(v->fd[1], &mark, sizeof(mark));
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    send_all(v->fd[0], text + 10, sizeof(text) - 1 - 10);
+    wait_count(v, &v->sim.node[0].comms_failed);
+    assert_string_equal(v->sim.node[0].last_text, text);
+    assert_int_equal(v->sim.node[0].last_status, HRP_PROTOCOL);
+    victim_stop(v);
+    free(v);
 }
 
 /* Asks the agent until the comm has sent that much. */
@@ -364,6 +428,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_protocol_errors),
         cmocka_unit_test(test_random_bytes),
+        cmocka_unit_test(test_marks_are_of_their_stream),
+        cmocka_unit_test(test_sentence_in_two_parts),
         cmocka_unit_test(test_closed_with_frames_waiting),
         cmocka_unit_test(test_stopped_with_frames_waiting),
     };
