@@ -140,6 +140,9 @@ class Cluster:
         self.ranks = []
         for i in range(nnodes):
             text = f"listen = 127.0.0.{i + 1}\nport = {self.port}\n{config}"
+            # The default of 10 s is too near on a machine where sanitized daemons of several suites share a core.
+            if "peer_timeout" not in config:
+                text += "peer_timeout = 60s\n"
             if "node_name" not in config:
                 text += f"node_name = node{i}\n"
             self.nodes.append(Node(f"{name}{Cluster.made}-{i}", text, limits=limits, start=False))

@@ -15,6 +15,8 @@ from helper_fault import (  # noqa: E402
 )
 
 F32, F64, SUM, MAX = 0, 1, 0, 3
+# The deadline in ms: the ops that are to succeed have it too, so it must do for them on a busy machine.
+LIMIT = 3000 * int(SCALE)
 
 
 def same_text(replies):
@@ -50,12 +52,14 @@ def disagree(job, words, post):
 
 def test_mismatch():
     with Cluster(2) as cluster:
-        large = 500000
+        where = [0, 0, 0, 0, 1, 1, 1, 1]
         for kind in ("alloc", "plain"):
-            job = Job(cluster, [0, 0, 0, 0, 1, 1, 1, 1], kind, 4 * large)
+            job = Job(cluster, where, kind, 4 * 409600)
             disagree(job, ("rank 0", "409600", "409598"), lambda i: 409600 if i == 0 else 409598)
-            disagree(job, ("rank 0", " 1 ", str(large)), lambda i: 1 if i == 0 else large)
-            disagree(job, ("rank 7", "409600", "409598"), lambda i: 409600 if i == 7 else 409598)
+            disagree(job, ("rank 0", " 1 ", "409600"), lambda i: 1 if i == 0 else 409600)
+            job.close()
+            job = Job(cluster, where, kind, 1 << 16)
+            disagree(job, ("rank 7", "6000", "5999"), lambda i: 6000 if i == 7 else 5999)
             disagree(job, ("f32", "f64"), lambda i: f"1000 {F64 if i == 5 else F32}")
             disagree(job, ("sum", "max"), lambda i: f"1000 {F32} {MAX if i > 3 else SUM}")
             disagree(job, ("rank 3", " 0 "), lambda i: 0 if i == 3 else 1000)
@@ -69,7 +73,7 @@ def missing(job, absent, op_ms):
     begin = time.monotonic()
     job.all_do(f"post {job.slot} 0 0 1 5000", but=absent)
     replies = job.all("wait 0", but=absent)
-    expect(replies, TIMEOUT, (), begin, op_ms / 1000 + 5)
+    expect(replies, TIMEOUT, (), begin, op_ms / 1000 + 8)
     check(all(r.time - begin > op_ms / 1000 - 0.05 for r in replies.values()), "the deadline came too early")
     for i in absent:
         job.ranks[i].do(f"post {job.slot} 0 0 1 5000")
@@ -88,10 +92,10 @@ def missing(job, absent, op_ms):
 def test_deadline():
     """3 nodes x 3 ranks; 4 and 7 do not come."""
     with Cluster(3, "stall_warning = 300ms\n") as cluster:
-        job = Job(cluster, [0, 0, 0, 1, 1, 1, 2, 2, 2], op_ms=1500 * int(SCALE))
+        job = Job(cluster, [0, 0, 0, 1, 1, 1, 2, 2, 2], op_ms=LIMIT)
         job.check()
-        missing(job, (4, 7), 1500 * SCALE)
-        missing(job, (0,), 1500 * SCALE)
+        missing(job, (4, 7), LIMIT)
+        missing(job, (0,), LIMIT)
         logs = "".join(node.text() for node in cluster.nodes)
         warned = [line for line in logs.splitlines() if "rank 4" in line and "rank 7" in line and "warning" in line]
         check(warned, "no stall warning before the deadline that names ranks 4 and 7")
@@ -101,24 +105,24 @@ def test_deadline():
 def test_whole_node_absent():
     """No rank of a node comes: all of its ranks are named."""
     with Cluster(2) as cluster:
-        job = Job(cluster, [0, 0, 1, 1], "alloc", 1 << 20, op_ms=1000 * int(SCALE))
-        missing(job, (2, 3), 1000 * SCALE)
-        missing(job, (0, 1), 1000 * SCALE)
+        job = Job(cluster, [0, 0, 1, 1], "alloc", 1 << 20, op_ms=LIMIT)
+        missing(job, (2, 3), LIMIT)
+        missing(job, (0, 1), LIMIT)
 
 
 def test_deadline_of_large_ops():
     """Units are under way on the other nodes' side: they are called back and the next op is right."""
     with Cluster(3) as cluster:
-        job = Job(cluster, [0, 0, 1, 1, 2, 2], "alloc", 8 << 20, op_ms=1000 * int(SCALE))
+        job = Job(cluster, [0, 0, 1, 1, 2, 2], "alloc", 8 << 20, op_ms=LIMIT)
         for absent in ((5,), (0,), (2, 3)):
             begin = time.monotonic()
             job.all_do(f"post 0 0 0 1 {2 << 20}", but=absent)
             replies = job.all("wait 0", but=absent)
-            expect(replies, TIMEOUT, tuple(f"rank {i}" for i in absent), begin, 8)
+            expect(replies, TIMEOUT, tuple(f"rank {i}" for i in absent), begin, 12)
             for i in absent:
                 job.ranks[i].do("post 0 0 0 1 5000")
                 check(job.ranks[i].ask("wait 0").code == TIMEOUT, "the late rank was told something else")
-            job.check(2, 1 << 20)
+            job.check(2, 1 << 18)
 
 
 def test_stalled_jobs_log_little():
