@@ -36,7 +36,7 @@ struct hrd_work {
     uint32_t step;
     /* the engine's: */
     uint64_t chunk;
-    _Atomic uint64_t next_chunk;
+    uint64_t next_chunk;
     _Atomic uint64_t left;
     struct hrd_work *next;
     struct hrd_span span[];
@@ -55,6 +55,8 @@ struct hrd_engine_table {
     /* 1: the agent is about to sleep and wants its eventfd written when work finishes. Returns nonzero when finished work
        waits already. */
     int (*arm)(struct hrd_engine *e, int armed);
+    /* The agent has nothing else to do: runs one piece of queued work on its thread. Returns how many, 0 or 1. */
+    unsigned (*help)(struct hrd_engine *e);
     void (*free)(struct hrd_engine *e);
 };
 

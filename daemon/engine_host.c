@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The host engine: a pool of reduce threads over shared host memory. Work is cut into chunks that threads take from the
- * oldest work in turn, so that one large fold uses all threads and a small one behind it does not wait for long. Work
- * too small to be worth a thread switch is done by the submitting agent itself.
+ * oldest work in turn, so that one large fold uses all threads and a small one behind it does not wait for long.
+ *
+ * Waking a thread is the dear part: 5 us on the same core, up to 50 across cores, in which a core folds half a megabyte.
+ * So work that is too small for a switch is done in submit; an agent that has nothing else to do takes chunks like any
+ * thread; and a sleeping thread is woken only when more is queued than would be done by the time it runs.
  */
 #include "daemon/engine.h"
 
@@ -10,13 +13,19 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Bytes read and written up to which the agent works by itself: a switch to another thread costs 5 to 45 us, in
    which a core folds about this much. */
 #define INLINE_BYTES (UINT64_C(96) << 10)
 #define SPANS_ON_STACK 64u
+/* A thread is woken for what a core works through in twice the time of a wake-up (smoothed, as measured), within bounds. */
+#define BYTES_PER_NS 16u
+#define WAKE_BYTES_MIN (UINT64_C(256) << 10)
+#define WAKE_BYTES_MAX (UINT64_C(16) << 20)
 
 struct host_engine {
     struct hrd_engine base;
@@ -24,9 +33,13 @@ struct host_engine {
     int wake;
     pthread_mutex_t lock;
     pthread_cond_t more;
-    struct hrd_work *first, *last;       /* under lock: work with chunks that nobody took yet */
-    int stop;                            /* under lock */
-    unsigned idle;                       /* under lock: threads that wait for work */
+    struct hrd_work *first, *last; /* under lock: work with chunks that nobody took yet */
+    int stop;                      /* under lock */
+    unsigned idle;                 /* under lock: threads that wait for work */
+    uint64_t signal_ns; /* under lock: when a thread was signalled that does not run yet; 0: none */
+    uint64_t wake_ns;   /* under lock: how long a wake-up takes */
+    _Atomic uint64_t
+        queued; /* bytes read and written by the chunks that nobody took yet; written under lock */
     _Atomic(struct hrd_work *) finished; /* stack, newest first */
     _Atomic int armed;
     struct hrd_work *inline_first, *inline_last; /* done by the agent in submit, not yet reported */
@@ -110,37 +123,107 @@ static void finish(struct host_engine *e, struct hrd_work *w)
     }
 }
 
+static uint64_t clock_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t traffic(const struct hrd_work *w, uint64_t n)
+{
+    return n * (work_in_size(w) * w->nsrc + work_out_size(w) * w->ndst);
+}
+
+/* Under lock: whether waking an idle thread pays; the caller signals after it unlocked. */
+static bool worth_waking(struct host_engine *e)
+{
+    if (!e->idle || e->signal_ns)
+        return false;
+    uint64_t least = 2 * e->wake_ns * BYTES_PER_NS;
+    if (least < WAKE_BYTES_MIN)
+        least = WAKE_BYTES_MIN;
+    if (least > WAKE_BYTES_MAX)
+        least = WAKE_BYTES_MAX;
+    if (atomic_load_explicit(&e->queued, memory_order_relaxed) < least)
+        return false;
+    e->signal_ns = clock_ns();
+    return true;
+}
+
+/* Under lock: takes the next chunk of the oldest work. */
+static struct hrd_work *take(struct host_engine *e, uint64_t *at, uint64_t *n)
+{
+    struct hrd_work *w = e->first;
+    if (!w)
+        return NULL;
+    *at = w->next_chunk;
+    *n = w->n - *at < w->chunk ? w->n - *at : w->chunk;
+    w->next_chunk += *n;
+    atomic_fetch_sub_explicit(&e->queued, traffic(w, *n), memory_order_relaxed);
+    if (w->next_chunk == w->n) {
+        e->first = w->next;
+        if (!e->first)
+            e->last = NULL;
+    }
+    return w;
+}
+
+static void run_chunk(struct host_engine *e, struct hrd_work *w, uint64_t at, uint64_t n)
+{
+    run_range(w, at, n);
+    /* acq_rel: whoever finishes last has seen all other threads' stores and publishes them with its own. */
+    if (atomic_fetch_sub_explicit(&w->left, n, memory_order_acq_rel) == n)
+        finish(e, w);
+}
+
 static void *reduce_thread(void *arg)
 {
     struct host_engine *e = arg;
     pthread_mutex_lock(&e->lock);
     for (;;) {
-        struct hrd_work *w = e->first;
+        uint64_t at, n;
+        struct hrd_work *w = take(e, &at, &n);
         if (!w) {
             if (e->stop)
                 break;
             e->idle++;
             pthread_cond_wait(&e->more, &e->lock);
             e->idle--;
+            if (e->signal_ns) {
+                e->wake_ns = (3 * e->wake_ns + (clock_ns() - e->signal_ns)) / 4;
+                e->signal_ns = 0;
+            }
             continue;
         }
-        uint64_t at = atomic_load_explicit(&w->next_chunk, memory_order_relaxed);
-        uint64_t n = w->n - at < w->chunk ? w->n - at : w->chunk;
-        atomic_store_explicit(&w->next_chunk, at + n, memory_order_relaxed);
-        if (at + n == w->n) {
-            e->first = w->next;
-            if (!e->first)
-                e->last = NULL;
-        }
+        bool wake = worth_waking(e);
         pthread_mutex_unlock(&e->lock);
-        run_range(w, at, n);
-        /* acq_rel: whoever finishes last has seen all other threads' stores and publishes them with its own. */
-        if (atomic_fetch_sub_explicit(&w->left, n, memory_order_acq_rel) == n)
-            finish(e, w);
+        if (wake)
+            pthread_cond_signal(&e->more);
+        run_chunk(e, w, at, n);
         pthread_mutex_lock(&e->lock);
     }
     pthread_mutex_unlock(&e->lock);
     return NULL;
+}
+
+static unsigned host_help(struct hrd_engine *base)
+{
+    struct host_engine *e = (struct host_engine *)base;
+    if (atomic_load_explicit(&e->queued, memory_order_relaxed) == 0)
+        return 0;
+    uint64_t at, n;
+    pthread_mutex_lock(&e->lock);
+    struct hrd_work *w = take(e, &at, &n);
+    e->wake_ns -= e->wake_ns / 256; /* one slow wake-up must not keep the threads asleep for good */
+    bool wake = worth_waking(e);
+    pthread_mutex_unlock(&e->lock);
+    if (wake)
+        pthread_cond_signal(&e->more);
+    if (!w)
+        return 0;
+    run_chunk(e, w, at, n);
+    return 1;
 }
 
 static void host_submit(struct hrd_engine *base, struct hrd_work *w)
@@ -148,7 +231,7 @@ static void host_submit(struct hrd_engine *base, struct hrd_work *w)
     struct host_engine *e = (struct host_engine *)base;
     uint64_t in = work_in_size(w), out = work_out_size(w);
     w->next = NULL;
-    if (w->n * (in * w->nsrc + out * w->ndst) <= INLINE_BYTES) {
+    if (traffic(w, w->n) <= INLINE_BYTES) {
         run_range(w, 0, w->n);
         if (e->inline_last)
             e->inline_last->next = w;
@@ -159,20 +242,18 @@ static void host_submit(struct hrd_engine *base, struct hrd_work *w)
     }
     uint64_t chunk = e->chunk_bytes / (in > out ? in : out) / 64 * 64;
     w->chunk = chunk ? chunk : 64;
-    atomic_store_explicit(&w->next_chunk, 0, memory_order_relaxed);
+    w->next_chunk = 0;
     atomic_store_explicit(&w->left, w->n, memory_order_relaxed);
-    uint64_t nchunks = (w->n + w->chunk - 1) / w->chunk;
     pthread_mutex_lock(&e->lock);
+    atomic_fetch_add_explicit(&e->queued, traffic(w, w->n), memory_order_relaxed);
     if (e->last)
         e->last->next = w;
     else
         e->first = w;
     e->last = w;
-    unsigned idle = e->idle;
+    bool wake = worth_waking(e);
     pthread_mutex_unlock(&e->lock);
-    if (idle && nchunks > 1)
-        pthread_cond_broadcast(&e->more);
-    else if (idle)
+    if (wake)
         pthread_cond_signal(&e->more);
 }
 
@@ -233,6 +314,7 @@ static const struct hrd_engine_table host_table = {
     .submit = host_submit,
     .poll = host_poll,
     .arm = host_arm,
+    .help = host_help,
     .free = host_free,
 };
 

@@ -253,6 +253,8 @@ static void *agent_thread(void *arg)
         beat(a);
         turn(a);
         poll_once(a, 0);
+        if (!a->busy)
+            a->busy += a->engine->table->help(a->engine);
         if (a->busy) {
             last_busy = a->now;
             continue;
