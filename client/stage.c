@@ -14,6 +14,7 @@
 
 #include "client/comm.h"
 #include "client/futex.h"
+#include "kernels/kernels.h"
 #include "proto/status.h"
 
 void hcl_stage_init(struct hcl_stage *stage)
@@ -115,20 +116,42 @@ static char *output_of(const struct hcl_comm *comm, const struct hcl_op *op, con
     }
 }
 
-static void window_write(struct hcl_stage *stage, uint64_t pos, const char *src, uint64_t len)
+/*
+ * Copies of large ops go past the caches: what the ranks of a node stage together does not fit in them, so that an ordinary
+ * store would read each line from memory first and push another out. (memcpy itself decides so only for copies of a
+ * good part of a last-level cache, which a chunk never is.)
+ */
+#define STREAM_BYTES (UINT64_C(4) << 20)
+
+static void copy(const struct hcl_comm *comm, const struct hcl_op *op, char *dst, const char *src,
+                 uint64_t len)
 {
-    uint64_t at = pos % stage->bytes;
-    uint64_t first = len < stage->bytes - at ? len : stage->bytes - at;
-    memcpy(stage->window + at, src, first);
-    memcpy(stage->window, src + first, len - first);
+    if (len == 0)
+        return;
+    if (op->bytes * comm->nlocal < STREAM_BYTES)
+        memcpy(dst, src, len);
+    else
+        hrk_copy((void *const *)&dst, 1, src, len, 1);
 }
 
-static void window_read(struct hcl_stage *stage, uint64_t pos, char *dst, uint64_t len)
+static void window_write(const struct hcl_comm *comm, const struct hcl_op *op, uint64_t pos, const char *src,
+                         uint64_t len)
 {
+    const struct hcl_stage *stage = &comm->stage;
     uint64_t at = pos % stage->bytes;
     uint64_t first = len < stage->bytes - at ? len : stage->bytes - at;
-    memcpy(dst, stage->window + at, first);
-    memcpy(dst + first, stage->window, len - first);
+    copy(comm, op, stage->window + at, src, first);
+    copy(comm, op, stage->window, src + first, len - first);
+}
+
+static void window_read(const struct hcl_comm *comm, const struct hcl_op *op, uint64_t pos, char *dst,
+                        uint64_t len)
+{
+    const struct hcl_stage *stage = &comm->stage;
+    uint64_t at = pos % stage->bytes;
+    uint64_t first = len < stage->bytes - at ? len : stage->bytes - at;
+    copy(comm, op, dst, stage->window + at, first);
+    copy(comm, op, dst + first, stage->window, len - first);
 }
 
 static uint64_t chunk_end(const struct hcl_op *op, uint64_t chunk)
@@ -144,7 +167,7 @@ static void chunk_in(struct hcl_comm *comm, const struct hcl_op *op, uint64_t ch
         struct run run = run_at(&op->sig, comm->nranks, pos, end);
         const char *src = input_of(comm, op, &run);
         if (src != NULL)
-            window_write(&comm->stage, op->base + pos, src, run.len);
+            window_write(comm, op, op->base + pos, src, run.len);
         pos += run.len;
     }
 }
@@ -158,7 +181,7 @@ static void chunk_out(struct hcl_comm *comm, const struct hcl_op *op, uint64_t c
         /* What a broadcast's root or a rank of an all_gather has in place is there already. */
         bool moves = op->sig.coll == HRP_BROADCAST || op->sig.coll == HRP_ALL_GATHER;
         if (dst != NULL && !(moves && input_of(comm, op, &run) == dst))
-            window_read(&comm->stage, op->base + pos, dst, run.len);
+            window_read(comm, op, op->base + pos, dst, run.len);
         pos += run.len;
     }
 }
