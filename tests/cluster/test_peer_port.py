@@ -182,6 +182,7 @@ def test_many_strangers():
     with daemon("many") as d:
         fds = fds_at_rest(d)
         crowd = [Peer(d) for _ in range(600)]
+        wait_for("all to be accepted", lambda: port_counters(d)["accepted"] >= len(crowd))
         check(d.fds() - fds < 550, "strangers without limit")
         Peer(d).up().close()
         for p in crowd:
