@@ -234,8 +234,12 @@ void hrd_ingest_session(struct asession *s)
     for (struct arank *r = s->ranks; r && !s->faulted; r = next) {
         next = r->next_in_session; /* a failing comm may let r go */
         struct acomm *c = r->c;
-        while (!r->left && !r->leaving && take_one(r) > 0)
-            ;
+        /* Not until it is empty: a client may push as fast as its posts are answered, and others wait. */
+        unsigned n = 0;
+        while (n < HRP_OP_SLOTS && !r->left && !r->leaving && take_one(r) > 0)
+            n++;
+        if (n == HRP_OP_SLOTS)
+            s->seen_submits--; /* the next turn looks again */
         if (c->ops && hrd_ingest_staged(c))
             s->a->work_to_admit = true;
         hrd_comm_settle(c);
