@@ -226,6 +226,8 @@ static void buffer_add(struct hrd_agent *a, const struct command *cmd)
 static void buffer_drop(struct hrd_agent *a, const struct command *cmd)
 {
     struct asession *s = hrd_agent_session(a, cmd->sid);
+    if (s && !s->ending && !s->faulted)
+        hrd_ingest_session(s); /* ops that were posted before the buffer was freed still have it */
     struct abuffer *b = s ? hrd_session_buffer(s, cmd->id) : NULL;
     if (!b)
         return;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Ends that not all take part in: a node that refused, memory that went away, a rank that is left behind. */
+/* Ends that not all take part in: a node that refused, memory that went away or is freed, a rank that is left behind. */
 #include "tests/sim/agents.h"
 
 #include <setjmp.h>
@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "proto/ring.h"
 #include "proto/status.h"
 
 #define COMM 9u
@@ -106,12 +107,47 @@ static void test_left_behind(void **state)
     free(s);
 }
 
+/* A buffer that is freed behind an op that names it goes when the op is complete, also when the agent hears of the
+   free before it looked at the ring. */
+static void test_freed_behind_its_op(void **state)
+{
+    (void)state;
+    static const uint32_t map[2] = {0, 0};
+    struct sim *s = calloc(1, sizeof(*s));
+    struct sim_options o = {0};
+    sim_start(s, 1, 2, map, &o);
+    assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 1000, .redop = HRP_SUM};
+    struct hrp_bufref buffer = {.kind = HRP_BUF_SHARED, .id = 1};
+    struct hrp_desc d = {.op = 1, .sig = sig, .in = buffer, .out = buffer};
+    struct hrp_comm_area *area = hrp_seg_comm(s->rank[0].seg, 0);
+    assert_int_equal(hrp_ring_push(area, &d), 0); /* not announced yet */
+    hrd_agent_buffer_drop(s->node[0].agent, s->rank[0].sid, 1);
+    for (int i = 0; i < 500; i++) {
+        sim_events(s);
+        nap();
+    }
+    assert_int_equal(s->rank[0].buffers_gone, 0);
+    sim_post(s, 1, 0, &sig, 0, 0);
+    atomic_fetch_add(&s->rank[0].seg->submits, 1);
+    for (uint32_t r = 0; r < 2; r++)
+        assert_int_equal(sim_wait(s, r, 0, 1, NULL), HRP_OK);
+    for (int i = 0; i < 50000 && !s->rank[0].buffers_gone; i++) {
+        sim_events(s);
+        nap();
+    }
+    assert_int_equal(s->rank[0].buffers_gone, 1);
+    sim_stop(s);
+    free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refused_by_one),
         cmocka_unit_test(test_poison_stays_at_home),
         cmocka_unit_test(test_left_behind),
+        cmocka_unit_test(test_freed_behind_its_op),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
