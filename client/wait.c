@@ -178,6 +178,8 @@ static bool wait_round(struct hcl_comm *comm, uint64_t number, bool *spun)
     if (look.complete)
         return true;
     hcl_group_flush();
+    if (atomic_load(&comm->ctx->deferred) > 0)
+        hcl_doorbell_now(comm->ctx); /* the op may be part of another thread's group */
     check_end(comm);
     if (turn >= HCL_STAGE_MOVED || atomic_load_explicit(&comm->verdict, memory_order_acquire) != 0)
         return false;
@@ -202,8 +204,6 @@ void hcl_wait_complete(struct hcl_comm *comm, uint64_t number)
     if (atomic_load(&stage->live) == 0 && look_at(comm, number).complete)
         return;
     hcl_group_flush();
-    if (atomic_load(&comm->ctx->deferred) > 0)
-        hcl_doorbell_now(comm->ctx); /* the op may be part of another thread's group */
     atomic_fetch_add(&stage->feeders, 1);
     bool spun = false;
     while (!wait_round(comm, number, &spun))
