@@ -27,6 +27,10 @@
 #define WAKE_BYTES_MIN (UINT64_C(256) << 10)
 #define WAKE_BYTES_MAX (UINT64_C(16) << 20)
 
+/* Looks at the engine by an agent that is too busy to help, after which a thread is woken whatever it costs: one job that
+   keeps the agent busy must not keep the work of another waiting. */
+#define LOOKS_PER_WAKE 32u
+
 struct host_engine {
     struct hrd_engine base;
     uint64_t chunk_bytes;
@@ -42,6 +46,7 @@ struct host_engine {
         queued; /* bytes read and written by the chunks that nobody took yet; written under lock */
     _Atomic(struct hrd_work *) finished; /* stack, newest first */
     _Atomic int armed;
+    unsigned looks; /* the agent's: polls with work queued since it last helped */
     struct hrd_work *inline_first, *inline_last; /* done by the agent in submit, not yet reported */
     unsigned nthreads;
     pthread_t thread[];
@@ -213,6 +218,7 @@ static unsigned host_help(struct hrd_engine *base)
     if (atomic_load_explicit(&e->queued, memory_order_relaxed) == 0)
         return 0;
     uint64_t at, n;
+    e->looks = 0;
     pthread_mutex_lock(&e->lock);
     struct hrd_work *w = take(e, &at, &n);
     e->wake_ns -= e->wake_ns / 256; /* one slow wake-up must not keep the threads asleep for good */
@@ -257,10 +263,23 @@ static void host_submit(struct hrd_engine *base, struct hrd_work *w)
         pthread_cond_signal(&e->more);
 }
 
+static void wake_in_time(struct host_engine *e)
+{
+    if (atomic_load_explicit(&e->queued, memory_order_relaxed) == 0) {
+        e->looks = 0;
+        return;
+    }
+    if (++e->looks < LOOKS_PER_WAKE)
+        return;
+    e->looks = 0;
+    pthread_cond_signal(&e->more);
+}
+
 static unsigned host_poll(struct hrd_engine *base)
 {
     struct host_engine *e = (struct host_engine *)base;
     unsigned count = 0;
+    wake_in_time(e);
     struct hrd_work *w = e->inline_first;
     e->inline_first = e->inline_last = NULL;
     while (w) {
