@@ -13,8 +13,9 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <sys/types.h>
+
+#include "client/perf/machine.h"
 
 #define HPF_MAX_NODES 64u
 #define HPF_SOCKET_PATH 108
@@ -41,7 +42,7 @@ struct hpf_cluster {
 
 struct hpf_cluster_options {
     unsigned nnodes;         /* 1..HPF_MAX_NODES */
-    const char *const *keys; /* "key=value" lines for every daemon, after the defaults made here */
+    const char *const *keys; /* "key=value" lines for every daemon, beside those made here */
     unsigned nkeys;
     const char *const
         *node_keys;        /* NULL, or [nnodes] further lines for one node (newline between them), or NULL */
@@ -69,20 +70,5 @@ bool hpf_node_wait(struct hpf_cluster *c, unsigned node, unsigned timeout_ms);
 bool hpf_node_alive(struct hpf_cluster *c, unsigned node);
 /* The last lines of its log, for a message; always terminated. */
 void hpf_node_log_tail(const struct hpf_cluster *c, unsigned node, char *buf, size_t len);
-
-/*
- * Path of a program of this project, to be freed: $HREDUCE_BUILD/NAME (tests), beside the running executable,
- * ../sbin and ../bin of it, then PATH. NULL when there is none.
- */
-char *hpf_find_program(const char *name);
-
-/* CLOCK_MONOTONIC in ms. */
-long long hpf_now_ms(void);
-/* Sleeps; returns early on a signal. */
-void hpf_sleep_ms(unsigned ms);
-/* A field of /proc/meminfo or /proc/PID/status ("MemAvailable", "VmRSS"), in KiB; 0 when it is not there. */
-uint64_t hpf_proc_kib(const char *path, const char *name);
-/* "exit status 3", "signal 9 (Killed)"; buf is returned. */
-const char *hpf_status_text(int status, char *buf, size_t len);
 
 #endif

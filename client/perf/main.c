@@ -87,6 +87,17 @@ static int run_all(struct hpf_world *w, struct hpf_results *results)
     return 0;
 }
 
+/* Before the work is done, not after it. */
+static int json_writable(struct hpf_world *w)
+{
+    FILE *f = w->o->json && w->rank == 0 ? fopen(w->o->json, "ae") : NULL;
+    if (w->o->json && w->rank == 0 && !f)
+        return hpf_world_fail(w, "cannot write %s: %s", w->o->json, strerror(errno));
+    if (f)
+        fclose(f);
+    return 0;
+}
+
 static int write_json(struct hpf_world *w, const struct hpf_results *results, const char *path)
 {
     FILE *f = fopen(w->o->json, "we");
@@ -115,6 +126,8 @@ static int run(struct hpf_world *w, const struct hpf_options *o, struct hpf_rank
 {
     struct hpf_results results = {0};
     int rc = hpf_world_init(w, o, local, page);
+    if (rc == 0)
+        rc = json_writable(w);
     if (rc == 0)
         rc = hpf_world_alloc(w);
     if (rc == 0 && w->rank == 0)

@@ -134,6 +134,8 @@ _Noreturn static void run_rank(struct hpf_job *job, unsigned rank, const struct 
     signal(SIGTERM, SIG_DFL);
     signal(SIGHUP, SIG_DFL);
     signal(SIGCHLD, SIG_DFL);
+    /* Rank 0 prints from a group that is not the terminal's foreground one. */
+    signal(SIGTTOU, SIG_IGN);
     struct hpf_rank me = {
         .rank = rank,
         .nranks = job->nranks,

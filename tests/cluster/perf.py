@@ -100,6 +100,8 @@ def test_usage():
 def test_failures_are_told():
     done = perf("--local", "1x1", "--daemon-config", "no_such_key = 1", status=1)
     assert "no_such_key" in done.stderr, done.stderr
+    done = perf("--local", "1x2", "-b", "4", "--json", "/nowhere/x.json", status=1)
+    assert "/nowhere/x.json" in done.stderr and " 4 " not in done.stdout, done
     assert not left_behind()
 
 

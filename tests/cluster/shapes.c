@@ -62,6 +62,37 @@ static int rank_main(struct hpf_rank *me)
     return ht_leave(&e);
 }
 
+/* The layout stands in the log, once a communicator: "2 nodes x 2 ranks" or "6 ranks on 3 nodes: 3 + 1 + 2". */
+static void check_layout_line(const struct hpf_cluster *c, const struct shape *s)
+{
+    char want[64];
+    unsigned first = 0, even = 1;
+    for (unsigned n = 0; n < s->nnodes; n++) {
+        unsigned ranks = 0;
+        for (unsigned r = 0; r < s->nranks; r++)
+            ranks += s->map[r] == n;
+        even = even && (n == 0 || ranks == first);
+        first = n == 0 ? ranks : first;
+    }
+    if (even)
+        snprintf(want, sizeof(want), "path: %u node%s x %u rank%s;", s->nnodes, s->nnodes == 1 ? "" : "s",
+                 first, first == 1 ? "" : "s");
+    else
+        snprintf(want, sizeof(want), "path: %u ranks on %u nodes: ", s->nranks, s->nnodes);
+    for (unsigned n = 0; n < s->nnodes; n++)
+        HT_CHECK(ht_log_has(c, n, want), "the log of node %u has no line with '%s'", n, want);
+}
+
+/* Who shares a node is a matter of the daemon, not of names: two daemons that are called alike are two nodes. */
+static void same_name(void)
+{
+    static const char *const keys[] = {"node_name = twin", NULL};
+    struct hpf_cluster *c = ht_cluster(2, keys);
+    struct ht_job job = {.nranks = 4, .fn = rank_main};
+    ht_run(c, &job);
+    ht_cluster_end(c);
+}
+
 int main(void)
 {
     for (size_t i = 0; i < NSHAPES; i++) {
@@ -70,7 +101,9 @@ int main(void)
         struct hpf_cluster *c = ht_cluster(shapes[i].nnodes, NULL);
         struct ht_job job = {.nranks = shapes[i].nranks, .map = shapes[i].map, .fn = rank_main};
         ht_run(c, &job);
+        check_layout_line(c, &shapes[i]);
         ht_cluster_end(c);
     }
+    same_name();
     return 0;
 }

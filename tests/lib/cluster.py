@@ -75,9 +75,10 @@ class Node:
         self.process = None
         self.killed = False
         os.mkdir(self.directory)
-        lines = [f"socket = {self.socket}", f"listen = {self.address}", f"port = {port}", f"node_name = node{index}"]
+        lines = {"socket": self.socket, "listen": self.address, "port": port, "node_name": f"node{index}"}
+        lines.update(tuple(word.strip() for word in key.split("=", 1)) for key in keys)
         with open(self.config, "w", encoding="utf-8") as config:
-            config.write("\n".join(lines + list(keys)) + "\n")
+            config.writelines(f"{key} = {value}\n" for key, value in lines.items())
 
     @property
     def pid(self):
