@@ -3,6 +3,7 @@
 #ifndef HRD_POLLER_H
 #define HRD_POLLER_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/epoll.h>
 

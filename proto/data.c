@@ -11,8 +11,7 @@ static const char *const names[HRP_NFRAMES] = {
     [HRP_FRAME_OP_REPORT] = "OP_REPORT", [HRP_FRAME_OP_ABORT] = "OP_ABORT",
     [HRP_FRAME_OP_ACK] = "OP_ACK",       [HRP_FRAME_OP_FAILED] = "OP_FAILED",
     [HRP_FRAME_OP_MARK] = "OP_MARK",     [HRP_FRAME_COMM_FAIL] = "COMM_FAIL",
-    [HRP_FRAME_COMM_MARK] = "COMM_MARK",
-    [HRP_FRAME_RANK_LEFT] = "RANK_LEFT",
+    [HRP_FRAME_COMM_MARK] = "COMM_MARK", [HRP_FRAME_RANK_LEFT] = "RANK_LEFT",
 };
 
 const char *hrp_frame_name(unsigned type)

@@ -260,7 +260,7 @@ static void window_add(struct hrd_agent *a, const struct command *cmd)
         hrd_comm_fail(c, HRP_RESOURCE, true,
                       "node %s: staging_window is %" PRIu64 " KiB, but units of %" PRIu64
                       " KiB over %u ranks need %" PRIu64 " KiB; raise staging_window there, lower unit_size "
-                                                         "on the root's node, or use hclient_mem_alloc()",
+                      "on the root's node, or use hclient_mem_alloc()",
                       a->node_name, cmd->bytes >> 10, c->env.unit_bytes >> 10, c->nranks,
                       window_least(c) >> 10);
         hrd_comm_settle(c);
