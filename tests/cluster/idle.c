@@ -16,20 +16,20 @@
 /* Processor time of a process so far, in ms. */
 static long used_ms(pid_t pid)
 {
-    char path[64], line[1024];
+    char path[64], line[1024] = "";
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     FILE *f = fopen(path, "re");
-    if (!f || !fgets(line, sizeof(line), f))
-        ht_die("cannot read %s", path);
-    fclose(f);
+    if (f) {
+        line[fread(line, 1, sizeof(line) - 1, f)] = 0;
+        fclose(f);
+    }
     /* User and system time are fields 14 and 15; the name before may have blanks. */
     char *p = strrchr(line, ')');
     for (int i = 0; p && i < 12; i++)
         p = strchr(p + 1, ' ');
-    if (!p)
-        ht_die("%s has another format", path);
-    long ticks = strtol(p, &p, 10);
-    ticks += strtol(p, NULL, 10);
+    HT_CHECK(p != NULL, "cannot make sense of %s", path);
+    long ticks = p ? strtol(p, &p, 10) : 0;
+    ticks += p ? strtol(p, NULL, 10) : 0;
     return ticks * 1000 / sysconf(_SC_CLK_TCK);
 }
 
