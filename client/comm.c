@@ -482,7 +482,9 @@ hclient_result_t hclient_comm_abort(hclient_comm_t handle)
     await_quiet(comm, deadline);
     char text[HRP_COMM_TEXT + 1];
     uint32_t status = hcl_comm_state(comm, text, sizeof(text));
-    hcl_comm_end(comm, status, text);
+    /* Ops that the daemon has not let go of stay incomplete: whoever waits for them does so within its own bound. */
+    if (!hcl_comm_pending(comm) || hcl_context_lost(comm->ctx))
+        hcl_comm_end(comm, status, text);
     hcl_handle_put(handle);
     return HCLIENT_OK;
 }

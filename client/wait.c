@@ -17,9 +17,10 @@
 #define LOOKS_PER_YIELD 32
 #define CHECK_NS (500 * HCL_MS) /* how long a waiter sleeps before it looks after daemon and comm */
 #define FEED_NS (HCL_MS)        /* ... while it also feeds ops other than its own */
-/* How long the daemon has, after a comm failed or was aborted, to let go of the buffers of an op. */
-#define FAILED_NS (2 * HCL_SEC)
-#define ABORT_NS (HCL_SEC)
+/* How long the daemon has, after a comm failed or was aborted, to let go of the buffers of an op: longer than it may be
+   silent (10 s), so that no buffer is handed back which a slow daemon may still write. It answers in milliseconds, or aborts itself
+   when its own threads do not let go within a second. */
+#define LET_GO_NS (11 * HCL_SEC)
 
 bool hcl_op_over(struct hcl_comm *comm, uint64_t number, uint64_t *chunks, struct hcl_outcome *outcome)
 {
@@ -70,8 +71,7 @@ static void check_end(struct hcl_comm *comm)
     if (!aborted && atomic_load_explicit(&comm->area->state, memory_order_acquire) != HRP_COMM_FAILED)
         return;
     uint64_t now = hcl_now(), since = 0;
-    if (atomic_compare_exchange_strong(&comm->ending_since, &since, now) ||
-        now - since < (aborted ? ABORT_NS : FAILED_NS))
+    if (atomic_compare_exchange_strong(&comm->ending_since, &since, now) || now - since < LET_GO_NS)
         return;
     char text[HRP_COMM_TEXT + 1];
     uint32_t status = hcl_comm_state(comm, text, sizeof(text));

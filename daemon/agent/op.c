@@ -105,10 +105,13 @@ void hrd_op_posted(struct aop *op)
     struct acomm *c = op->c;
     if (!early_frames_agree(op))
         return;
-    char *why =
-        op->op <= 4 || op->op % 64 == 0 ? c->stat.last_plan : NULL; /* words cost time; a sample is enough */
-    char text[SENTENCE];
-    if (hrd_plan_op(&c->env, &op->sig, &op->plan, why, why ? sizeof(c->stat.last_plan) : 0)) {
+    char text[SENTENCE], *why = text;
+    size_t len = 0;
+    if (op->op <= 4 || op->op % 64 == 0) { /* words cost time; a sample is enough */
+        why = c->stat.last_plan;
+        len = sizeof(c->stat.last_plan);
+    }
+    if (hrd_plan_op(&c->env, &op->sig, &op->plan, why, len)) {
         hrd_plan_op(&c->env, &op->sig, &op->plan, text, sizeof(text));
         hrd_abort_report(op, HRP_INVALID_ARGUMENT, "op %" PRIu64 ": %s", op->op, text);
         return;

@@ -107,16 +107,16 @@ static uint64_t gather_bytes(const struct acomm *c, uint64_t unit_max)
 static void need_of_all(struct acomm *c, struct need *n)
 {
     uint64_t unit_max = hrd_plan_unit_max(&c->env);
-    for (uint8_t algo = HRD_ALGO_DIRECT; algo <= HRD_ALGO_TREE; algo++) {
+    for (unsigned algo = HRD_ALGO_DIRECT; algo <= HRD_ALGO_TREE; algo++) {
         bool possible = algo == HRD_ALGO_DIRECT || algo == HRD_ALGO_GATHER || c->env.algo == algo ||
                         (!c->env.reproducible && c->env.algo == HRD_ALGO_AUTO);
-        for (uint8_t coll = 0; possible && coll < HRP_NCOLLS; coll++) {
+        for (unsigned coll = 0; possible && coll < HRP_NCOLLS; coll++) {
             if (!hrd_schedule_serves(algo, coll))
                 continue;
-            for (uint8_t variant = 0; variant < (algo == HRD_ALGO_TREE ? 2 : 1); variant++) {
-                struct hrd_schedule_key key = {.algo = algo,
-                                               .coll = coll,
-                                               .variant = variant,
+            for (unsigned variant = 0; variant < (algo == HRD_ALGO_TREE ? 2 : 1); variant++) {
+                struct hrd_schedule_key key = {.algo = (uint8_t)algo,
+                                               .coll = (uint8_t)coll,
+                                               .variant = (uint8_t)variant,
                                                .nnodes = (uint16_t)c->nnodes,
                                                .me = (uint16_t)c->node};
                 struct hrd_schedule *s;
