@@ -72,6 +72,9 @@ struct hrd_event *hrd_agent_take_events(struct hrd_agent *a);
 /* CLOCK_MONOTONIC ns of the agent's last turn; older than a few seconds means it is stuck. Any thread. */
 uint64_t hrd_agent_heartbeat(const struct hrd_agent *a);
 
+/* The arena, for a transport whose set-up registers it; the same for as long as the agent lives. Any thread. */
+void hrd_agent_arena(const struct hrd_agent *a, void **base, uint64_t *bytes);
+
 /* ---- sessions --------------------------------------------------------------------------------------------
  */
 

@@ -71,6 +71,18 @@ struct hrd_transport {
     /* Calls done() with -ECANCELED for everything queued and frees the link. Afterwards nothing of the peer
      * arrives. */
     void (*close)(struct hrd_link *link);
+
+    /* The rest is NULL in a transport that needs nothing of it. */
+
+    /* Looks for completions and handles a bounded number; how many. Called every turn, so that a busy agent needs no
+       interrupts. Also where limits in time are looked at. */
+    unsigned (*poll)(struct hrd_link *link);
+    /* The agent is about to sleep: from now on what arrives wakes its poller. 1: something has arrived already. */
+    int (*arm)(struct hrd_link *link);
+    /* HRD_TP_RDMA: the peer may from now on write into [base, base + len), the slots from `off` on, which no other peer
+       reaches. Not 0: it cannot be. The other takes such a range away. */
+    int (*expose)(struct hrd_link *link, uint64_t off, void *base, uint64_t len);
+    void (*withdraw)(struct hrd_link *link, uint64_t off, uint64_t len);
 };
 #define HRD_TP_RDMA 1u /* the peer writes into receive slots by itself */
 

@@ -73,6 +73,12 @@ uint64_t hrd_agent_heartbeat(const struct hrd_agent *a)
     return atomic_load_explicit(&a->heartbeat, memory_order_relaxed);
 }
 
+void hrd_agent_arena(const struct hrd_agent *a, void **base, uint64_t *bytes)
+{
+    *base = hrd_arena_at(a->arena, 0);
+    *bytes = hrd_arena_size(a->arena);
+}
+
 struct acomm *hrd_agent_comm(struct hrd_agent *a, uint64_t id)
 {
     struct acomm *c = a->bucket[id % COMM_BUCKETS];
@@ -113,6 +119,7 @@ static void close_link(struct alink *l)
     l->link = NULL;
     if (link)
         link->tp->close(link);
+    hrd_arena_domain_close(l->a->arena, l->peer); /* nobody outside reaches it any more */
 }
 
 static void close_lost_links(struct hrd_agent *a)
@@ -152,6 +159,13 @@ static void flush_links(struct hrd_agent *a)
     }
 }
 
+static void poll_links(struct hrd_agent *a)
+{
+    for (struct alink *l = a->links; l; l = l->next)
+        if (l->link && !l->lost && l->link->tp->poll)
+            a->busy += l->link->tp->poll(l->link);
+}
+
 static void tick(struct hrd_agent *a)
 {
     a->next_tick = a->now + TICK_NS;
@@ -178,6 +192,7 @@ static void turn(struct hrd_agent *a)
         hrd_agent_run_commands(a);
     }
     look_at_rings(a);
+    poll_links(a);
     a->busy += a->engine->table->poll(a->engine);
     if (a->work_to_admit)
         hrd_pipeline_admit(a);
@@ -210,9 +225,9 @@ static int anything_new(struct hrd_agent *a)
             atomic_load_explicit(&s->seg->submits, memory_order_seq_cst) != s->seen_submits)
             return 1;
     for (struct alink *l = a->links; l; l = l->next)
-        if (l->dirty)
+        if (l->dirty || (l->link && !l->lost && l->link->tp->arm && l->link->tp->arm(l->link)))
             return 1;
-    return 0;
+    return a->links_to_close || a->work_to_admit; /* what the links just brought */
 }
 
 static void poll_once(struct hrd_agent *a, int timeout_ms)

@@ -268,6 +268,23 @@ static void window_add(struct hrd_agent *a, const struct command *cmd)
     }
 }
 
+static int domain_grow(void *ctx, uint64_t off, uint64_t len)
+{
+    struct alink *l = ctx;
+    if (!l->link) /* being taken apart */
+        return -1;
+    return l->link->tp->expose(l->link, off, hrd_arena_at(l->a->arena, off), len);
+}
+
+static void domain_shrink(void *ctx, uint64_t off, uint64_t len)
+{
+    struct alink *l = ctx;
+    if (!l->link)
+        return;
+    l->link->tp->withdraw(l->link, off, len);
+    l->dirty = true;
+}
+
 static void link_up(struct hrd_agent *a, const struct command *cmd)
 {
     struct alink *l = xalloc(1, sizeof(*l));
@@ -279,6 +296,9 @@ static void link_up(struct hrd_agent *a, const struct command *cmd)
     l->link = cmd->tp->open(cmd->conn, &a->poller, &hrd_frames_handler, l);
     if (l->link) {
         l->nstreams = l->link->nstreams;
+        struct hrd_arena_watch watch = {.grow = domain_grow, .shrink = domain_shrink, .ctx = l};
+        if (cmd->tp->caps & HRD_TP_RDMA && hrd_arena_domain_open(a->arena, l->peer, &watch))
+            abort(); /* peer numbers are never used again */
         return;
     }
     snprintf(l->why, sizeof(l->why), "the %s link to node %s could not be opened: %s", cmd->tp->name, l->name,

@@ -19,8 +19,11 @@
 #include "daemon/transport_tcp.h"
 #include "proto/ring.h"
 #include "proto/status.h"
+#include "tests/sim/fake_verbs.h"
 
 #define LIMIT_S 20
+
+bool sim_over_verbs;
 
 static void nap(void)
 {
@@ -41,8 +44,27 @@ static void *map(uint64_t bytes)
     return p;
 }
 
-static void connect_nodes(struct sim *s, uint32_t i, uint32_t j)
+static void connect_verbs(struct sim *s, uint32_t i, uint32_t j)
 {
+    struct hrd_verbs_conn *a, *b;
+    void *arena_a, *arena_b;
+    uint64_t len_a, len_b;
+    char name[16];
+    hrd_agent_arena(s->node[i].agent, &arena_a, &len_a);
+    hrd_agent_arena(s->node[j].agent, &arena_b, &len_b);
+    fake_verbs_pair(&a, arena_a, len_a, &b, arena_b, len_b, SIM_STREAMS);
+    snprintf(name, sizeof(name), "n%u", j);
+    hrd_agent_link_up(s->node[i].agent, j + 100, name, &hrd_transport_verbs, &a->base);
+    snprintf(name, sizeof(name), "n%u", i);
+    hrd_agent_link_up(s->node[j].agent, i + 100, name, &hrd_transport_verbs, &b->base);
+}
+
+static void connect_nodes(struct sim *s, uint32_t i, uint32_t j, bool verbs)
+{
+    if (verbs) {
+        connect_verbs(s, i, j);
+        return;
+    }
     int a[SIM_STREAMS], b[SIM_STREAMS];
     for (int k = 0; k < SIM_STREAMS; k++) {
         int pair[2];
@@ -86,10 +108,12 @@ void sim_start(struct sim *s, uint32_t nnodes, uint32_t nranks, const uint32_t *
     s->nnodes = nnodes;
     s->nranks = nranks;
     memcpy(s->node_of_rank, node_of_rank, nranks * sizeof(uint32_t));
+    if (o->verbs || sim_over_verbs)
+        fake_verbs_plain();
     start_agents(s, o);
     for (uint32_t i = 0; i < nnodes; i++)
         for (uint32_t j = i + 1; j < nnodes; j++)
-            connect_nodes(s, i, j);
+            connect_nodes(s, i, j, o->verbs || sim_over_verbs);
     for (uint32_t r = 0; r < nranks; r++) {
         struct sim_rank *k = &s->rank[r];
         k->node = node_of_rank[r];

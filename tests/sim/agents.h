@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Whole nodes in one process for tests: real agents, real segments and links (socket pairs), no daemons and no client
+ * Whole nodes in one process for tests: real agents, real segments, links over socket pairs or
+ * over a fake verbs layer, no daemons and no client
  * library. The test plays both the control thread and the ranks.
  */
 #ifndef TESTS_SIM_AGENTS_H
@@ -50,7 +51,11 @@ struct sim_options {
     struct hrp_comm_config comm;
     uint64_t unit_bytes, unit_min_bytes;
     uint32_t eager_limit;
+    bool verbs; /* links over the fake verbs layer (of fake_verbs_plain()) instead of socket pairs */
 };
+
+/* The same for every sim_start(): a test program runs its tests over both. */
+extern bool sim_over_verbs;
 
 void sim_start(struct sim *s, uint32_t nnodes, uint32_t nranks, const uint32_t *node_of_rank,
                const struct sim_options *o);

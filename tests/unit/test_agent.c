@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "proto/status.h"
+#include "tests/sim/fake_verbs.h"
 
 #define GUARD 256u
 
@@ -494,6 +495,16 @@ static void test_back_to_back(void **state)
     free(s);
 }
 
+/* Nothing of any link is left; and the flow control did its work. */
+static int all_freed(void **state)
+{
+    (void)state;
+    assert_int_equal(fake_verbs_rnr(), 0);
+    assert_true(fake_verbs_calls(FAKE_POST_SEND) > 100);
+    fake_verbs_reset();
+    return 0;
+}
+
 int main(void)
 {
     rng_state = (uint64_t)time(NULL);
@@ -514,5 +525,8 @@ int main(void)
         cmocka_unit_test(test_arena_too_small),
         cmocka_unit_test(test_back_to_back),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
+    sim_over_verbs = true;
+    failed += cmocka_run_group_tests_name("verbs", tests, NULL, all_freed);
+    return failed;
 }

@@ -1,0 +1,838 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/sim/fake_verbs.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define EVENTS 64
+#define HELD 4096
+#define RECVS 512
+
+struct fctx {
+    struct ibv_context ctx;
+    const struct fake_device *dev;
+    struct ibv_async_event event[EVENTS];
+    unsigned nevents;
+    struct fctx *next;
+};
+
+struct fmr {
+    struct ibv_mr mr;
+    int access;
+    struct fmr *next;
+};
+
+struct fcq {
+    struct ibv_cq cq;
+    struct ibv_wc *wc;
+    int first, n, size;
+    bool armed, overrun;
+};
+
+struct held {
+    struct ibv_send_wr wr;
+    struct ibv_sge sge;
+    char copy[256]; /* of inline data */
+};
+
+struct fqp {
+    struct ibv_qp qp;
+    enum ibv_qp_state state;
+    struct ibv_qp_attr rtr;
+    struct ibv_recv_wr recv[RECVS];
+    struct ibv_sge recv_sge[RECVS];
+    unsigned recv_first, nrecv, max_recv, max_send, max_inline;
+    struct held *held;
+    unsigned nheld;
+    struct fqp *next;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    struct fake_device dev[FAKE_DEVICES];
+    unsigned ndev;
+    int list_err;
+    struct {
+        unsigned after, times;
+        int err;
+        bool on;
+    } fail[FAKE_NCALLS];
+    unsigned calls[FAKE_NCALLS];
+    enum ibv_wc_status wc_error;
+    unsigned wc_errors, rnr, objects;
+    int cq_limit;
+    bool hold, down;
+    uint32_t last_key, last_qpn;
+    struct ibv_qp_attr last_rtr;
+    struct fctx *contexts;
+    struct fmr *mrs;
+    struct fqp *qps;
+} w = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void lock(void)
+{
+    pthread_mutex_lock(&w.lock);
+}
+
+static void unlock(void)
+{
+    pthread_mutex_unlock(&w.lock);
+}
+
+static void *need(size_t n)
+{
+    void *p = calloc(1, n);
+    if (!p)
+        abort();
+    return p;
+}
+
+/* errno of an ordered failure, or 0; the lock is held. */
+static int refused(enum fake_call call)
+{
+    w.calls[call]++;
+    if (!w.fail[call].on)
+        return 0;
+    if (w.fail[call].after > 0) {
+        w.fail[call].after--;
+        return 0;
+    }
+    if (w.fail[call].times > 0 && --w.fail[call].times == 0)
+        w.fail[call].on = false;
+    return w.fail[call].err;
+}
+
+/* Makes an object, or NULL with errno; the lock is held on return if it was made. */
+static void *make(enum fake_call call, size_t size)
+{
+    lock();
+    int err = refused(call);
+    if (err) {
+        unlock();
+        errno = err;
+        return NULL;
+    }
+    w.objects++;
+    return need(size);
+}
+
+/* ---- devices ---------------------------------------------------------------------------------------------------- */
+
+static struct ibv_device **f_list(int *n)
+{
+    *n = 0;
+    if (w.list_err) {
+        errno = w.list_err;
+        return NULL;
+    }
+    struct ibv_device **list = need((w.ndev + 1) * sizeof(*list));
+    for (unsigned i = 0; i < w.ndev; i++) {
+        list[i] = need(sizeof(*list[i]));
+        snprintf(list[i]->name, sizeof(list[i]->name), "%s", w.dev[i].name);
+        snprintf(list[i]->dev_name, sizeof(list[i]->dev_name), "uverbs%u", i);
+    }
+    *n = (int)w.ndev;
+    return list;
+}
+
+static void f_free_list(struct ibv_device **list)
+{
+    for (int i = 0; list[i]; i++)
+        free(list[i]);
+    free(list);
+}
+
+static struct ibv_context *f_open(struct ibv_device *dev)
+{
+    const struct fake_device *fd = NULL;
+    for (unsigned i = 0; i < w.ndev; i++)
+        if (strcmp(w.dev[i].name, dev->name) == 0)
+            fd = &w.dev[i];
+    if (!fd || fd->open_err) {
+        errno = fd ? fd->open_err : ENODEV;
+        return NULL;
+    }
+    struct fctx *c = need(sizeof(*c));
+    c->dev = fd;
+    c->ctx.async_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE);
+    lock();
+    w.objects++;
+    c->next = w.contexts;
+    w.contexts = c;
+    unlock();
+    return &c->ctx;
+}
+
+static int f_close(struct ibv_context *ctx)
+{
+    struct fctx *c = (struct fctx *)ctx;
+    lock();
+    struct fctx **pc = &w.contexts;
+    while (*pc != c)
+        pc = &(*pc)->next;
+    *pc = c->next;
+    w.objects--;
+    unlock();
+    close(ctx->async_fd);
+    free(c);
+    return 0;
+}
+
+static int f_query_device(struct ibv_context *ctx, struct ibv_device_attr *attr)
+{
+    memset(attr, 0, sizeof(*attr));
+    attr->phys_port_cnt = (uint8_t)((struct fctx *)ctx)->dev->nports;
+    return 0;
+}
+
+static int f_query_port(struct ibv_context *ctx, uint8_t port, struct ibv_port_attr *attr)
+{
+    const struct fake_device *dev = ((struct fctx *)ctx)->dev;
+    if (port == 0 || port > dev->nports)
+        return EINVAL;
+    const struct fake_port *p = &dev->port[port - 1];
+    *attr = p->attr;
+    attr->gid_tbl_len = FAKE_GIDS;
+    attr->pkey_tbl_len = 0;
+    while (attr->pkey_tbl_len < 4 && p->pkey[attr->pkey_tbl_len])
+        attr->pkey_tbl_len++;
+    return 0;
+}
+
+static int f_query_gid(struct ibv_context *ctx, uint8_t port, uint32_t index, struct ibv_gid_entry *e)
+{
+    const struct fake_gid *g = &((struct fctx *)ctx)->dev->port[port - 1].gid[index % FAKE_GIDS];
+    static const union ibv_gid zero;
+    if (index >= FAKE_GIDS || g->err)
+        return g->err ? g->err : EINVAL;
+    if (memcmp(&g->gid, &zero, sizeof(zero)) == 0)
+        return ENODATA;
+    *e = (struct ibv_gid_entry){.gid = g->gid, .gid_index = index, .port_num = port, .gid_type = g->type};
+    return 0;
+}
+
+static int f_query_pkey(struct ibv_context *ctx, uint8_t port, int index, uint16_t *pkey)
+{
+    *pkey = ((struct fctx *)ctx)->dev->port[port - 1].pkey[index];
+    return 0;
+}
+
+/* ---- objects ---------------------------------------------------------------------------------------------------- */
+
+static struct ibv_pd *f_alloc_pd(struct ibv_context *ctx)
+{
+    struct ibv_pd *pd = make(FAKE_ALLOC_PD, sizeof(*pd));
+    if (!pd)
+        return NULL;
+    pd->context = ctx;
+    unlock();
+    return pd;
+}
+
+static int gone(void *p)
+{
+    lock();
+    w.objects--;
+    unlock();
+    free(p);
+    return 0;
+}
+
+static int f_dealloc_pd(struct ibv_pd *pd)
+{
+    lock();
+    for (struct fmr *m = w.mrs; m; m = m->next)
+        assert_true(m->mr.pd != pd);
+    for (struct fqp *q = w.qps; q; q = q->next)
+        assert_true(q->qp.pd != pd);
+    unlock();
+    return gone(pd);
+}
+
+static struct ibv_mr *register_mr(enum fake_call call, struct ibv_pd *pd, void *addr, size_t len, int access)
+{
+    struct fmr *m = make(call, sizeof(*m));
+    if (!m)
+        return NULL;
+    m->mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = len};
+    m->mr.lkey = m->mr.rkey = ++w.last_key;
+    m->access = access;
+    m->next = w.mrs;
+    w.mrs = m;
+    unlock();
+    return &m->mr;
+}
+
+static struct ibv_mr *f_reg_mr(struct ibv_pd *pd, void *addr, size_t len, int access)
+{
+    return register_mr(FAKE_REG_MR, pd, addr, len, access);
+}
+
+static struct ibv_mr *f_reg_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd,
+                                   int access)
+{
+    (void)offset;
+    (void)fd;
+    return register_mr(FAKE_REG_DMABUF, pd, (void *)(uintptr_t)iova, len, access);
+}
+
+static int f_dereg_mr(struct ibv_mr *mr)
+{
+    lock();
+    struct fmr **pm = &w.mrs;
+    while (&(*pm)->mr != mr)
+        pm = &(*pm)->next;
+    struct fmr *m = *pm;
+    *pm = m->next;
+    unlock();
+    return gone(m);
+}
+
+static struct ibv_comp_channel *f_create_channel(struct ibv_context *ctx)
+{
+    struct ibv_comp_channel *ch = make(FAKE_CREATE_CHANNEL, sizeof(*ch));
+    if (!ch)
+        return NULL;
+    ch->context = ctx;
+    ch->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE);
+    unlock();
+    return ch;
+}
+
+static int f_destroy_channel(struct ibv_comp_channel *ch)
+{
+    close(ch->fd);
+    return gone(ch);
+}
+
+static struct ibv_cq *f_create_cq(struct ibv_context *ctx, int cqe, struct ibv_comp_channel *ch)
+{
+    struct fcq *cq = make(FAKE_CREATE_CQ, sizeof(*cq));
+    if (!cq)
+        return NULL;
+    cq->cq = (struct ibv_cq){.context = ctx, .channel = ch, .cqe = cqe};
+    cq->size = w.cq_limit ? w.cq_limit : cqe;
+    cq->wc = need((size_t)cq->size * sizeof(*cq->wc));
+    unlock();
+    return &cq->cq;
+}
+
+static int f_destroy_cq(struct ibv_cq *cq)
+{
+    free(((struct fcq *)cq)->wc);
+    return gone(cq);
+}
+
+static int f_poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc)
+{
+    struct fcq *cq = (struct fcq *)base;
+    int k = 0;
+    lock();
+    for (; k < n && cq->n > 0; k++, cq->n--) {
+        wc[k] = cq->wc[cq->first];
+        cq->first = (cq->first + 1) % cq->size;
+    }
+    unlock();
+    return k;
+}
+
+static int f_notify(struct ibv_cq *cq)
+{
+    lock();
+    int err = refused(FAKE_NOTIFY);
+    if (!err)
+        ((struct fcq *)cq)->armed = true;
+    unlock();
+    return err;
+}
+
+static int take(int fd)
+{
+    uint64_t n;
+    return read(fd, &n, sizeof(n)) == sizeof(n) ? 0 : EAGAIN;
+}
+
+static void raise_fd(int fd)
+{
+    uint64_t one = 1;
+    assert_int_equal(write(fd, &one, sizeof(one)), sizeof(one));
+}
+
+static int f_next_cq_event(struct ibv_comp_channel *ch)
+{
+    return take(ch->fd);
+}
+
+static void raise_event(struct fctx *c, enum ibv_event_type type, unsigned port)
+{
+    if (c->nevents == EVENTS)
+        return;
+    c->event[c->nevents++] = (struct ibv_async_event){.event_type = type, .element.port_num = (int)port};
+    raise_fd(c->ctx.async_fd);
+}
+
+static int f_next_async(struct ibv_context *ctx, struct ibv_async_event *ev)
+{
+    struct fctx *c = (struct fctx *)ctx;
+    int err = EAGAIN;
+    lock();
+    if (c->nevents > 0 && take(ctx->async_fd) == 0) {
+        *ev = c->event[0];
+        memmove(c->event, c->event + 1, --c->nevents * sizeof(*c->event));
+        err = 0;
+    }
+    unlock();
+    return err;
+}
+
+/* ---- queue pairs ------------------------------------------------------------------------------------------------ */
+
+static struct ibv_qp *f_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
+{
+    struct fqp *q = make(FAKE_CREATE_QP, sizeof(*q));
+    if (!q)
+        return NULL;
+    assert_true(a->cap.max_recv_wr <= RECVS);
+    q->qp = (struct ibv_qp){.context = pd->context,
+                            .pd = pd,
+                            .send_cq = a->send_cq,
+                            .recv_cq = a->recv_cq,
+                            .qp_num = ++w.last_qpn + 0x100};
+    q->max_recv = a->cap.max_recv_wr;
+    q->max_send = a->cap.max_send_wr;
+    a->cap.max_inline_data = q->max_inline = 128;
+    q->held = need(HELD * sizeof(*q->held));
+    q->next = w.qps;
+    w.qps = q;
+    unlock();
+    return &q->qp;
+}
+
+static int f_destroy_qp(struct ibv_qp *qp)
+{
+    lock();
+    struct fqp **pq = &w.qps;
+    while (&(*pq)->qp != qp)
+        pq = &(*pq)->next;
+    struct fqp *q = *pq;
+    *pq = q->next;
+    unlock();
+    free(q->held);
+    return gone(q);
+}
+
+static void complete(struct ibv_cq *base, const struct ibv_wc *wc)
+{
+    struct fcq *cq = (struct fcq *)base;
+    if (cq->n == cq->size) {
+        if (!cq->overrun)
+            raise_event((struct fctx *)base->context, IBV_EVENT_CQ_ERR, 0);
+        cq->overrun = true;
+        return;
+    }
+    cq->wc[(cq->first + cq->n++) % cq->size] = *wc;
+    if (cq->armed)
+        raise_fd(base->channel->fd);
+    cq->armed = false;
+}
+
+static void to_error(struct fqp *q)
+{
+    if (q->state == IBV_QPS_ERR)
+        return;
+    q->state = IBV_QPS_ERR;
+    for (; q->nrecv > 0; q->nrecv--) {
+        complete(q->qp.recv_cq, &(struct ibv_wc){.wr_id = q->recv[q->recv_first].wr_id,
+                                                 .status = IBV_WC_WR_FLUSH_ERR,
+                                                 .qp_num = q->qp.qp_num});
+        q->recv_first = (q->recv_first + 1) % RECVS;
+    }
+}
+
+static int f_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
+{
+    struct fqp *q = (struct fqp *)qp;
+    lock();
+    int err = refused(FAKE_MODIFY_QP);
+    if (!err && mask & IBV_QP_STATE) {
+        bool ok = (q->state == IBV_QPS_RESET && a->qp_state == IBV_QPS_INIT) ||
+                  (q->state == IBV_QPS_INIT && a->qp_state == IBV_QPS_RTR) ||
+                  (q->state == IBV_QPS_RTR && a->qp_state == IBV_QPS_RTS) || a->qp_state == IBV_QPS_ERR;
+        err = ok ? 0 : EINVAL;
+        if (a->qp_state == IBV_QPS_RTR)
+            q->rtr = w.last_rtr = *a;
+        if (ok && a->qp_state == IBV_QPS_ERR)
+            to_error(q);
+        else if (ok)
+            q->state = a->qp_state;
+    }
+    unlock();
+    return err;
+}
+
+static struct fmr *find_mr(uint32_t key, const struct ibv_pd *pd, uint64_t addr, uint64_t len)
+{
+    for (struct fmr *m = w.mrs; m; m = m->next) {
+        uint64_t base = (uintptr_t)m->mr.addr;
+        if (m->mr.lkey == key)
+            return m->mr.pd == pd && addr >= base && addr + len <= base + m->mr.length ? m : NULL;
+    }
+    return NULL;
+}
+
+static struct fqp *find_qp(uint32_t qpn)
+{
+    struct fqp *q = w.qps;
+    while (q && q->qp.qp_num != qpn)
+        q = q->next;
+    return q;
+}
+
+static enum ibv_wc_status do_write(struct fqp *to, const struct ibv_send_wr *wr)
+{
+    struct fmr *m = find_mr(wr->wr.rdma.rkey, to->qp.pd, wr->wr.rdma.remote_addr, wr->sg_list->length);
+    if (!m || !(m->access & IBV_ACCESS_REMOTE_WRITE)) {
+        raise_event((struct fctx *)to->qp.context, IBV_EVENT_QP_ACCESS_ERR, 0);
+        to_error(to);
+        return IBV_WC_REM_ACCESS_ERR;
+    }
+    memcpy((void *)(uintptr_t)wr->wr.rdma.remote_addr, (void *)(uintptr_t)wr->sg_list->addr,
+           wr->sg_list->length);
+    return IBV_WC_SUCCESS;
+}
+
+/* The receive side of a SEND, or of a write with immediate (bytes 0). */
+static enum ibv_wc_status do_recv(struct fqp *to, const struct ibv_send_wr *wr, bool imm)
+{
+    if (to->nrecv == 0) {
+        w.rnr++;
+        return IBV_WC_RNR_RETRY_EXC_ERR;
+    }
+    struct ibv_sge sge = to->recv_sge[to->recv_first];
+    struct ibv_wc wc = {.wr_id = to->recv[to->recv_first].wr_id,
+                        .opcode = imm ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
+                        .wc_flags = imm || wr->opcode == IBV_WR_SEND_WITH_IMM ? IBV_WC_WITH_IMM : 0,
+                        .byte_len = wr->sg_list->length,
+                        .qp_num = to->qp.qp_num};
+    to->recv_first = (to->recv_first + 1) % RECVS;
+    to->nrecv--;
+    if (!imm && wr->sg_list->length > sge.length) {
+        wc.status = IBV_WC_LOC_LEN_ERR;
+        complete(to->qp.recv_cq, &wc);
+        to_error(to);
+        return IBV_WC_REM_INV_REQ_ERR;
+    }
+    if (!imm)
+        memcpy((void *)(uintptr_t)sge.addr, (void *)(uintptr_t)wr->sg_list->addr, wr->sg_list->length);
+    complete(to->qp.recv_cq, &wc);
+    return IBV_WC_SUCCESS;
+}
+
+static enum ibv_wc_status execute(struct fqp *q, const struct ibv_send_wr *wr)
+{
+    struct fqp *to = find_qp(q->rtr.dest_qp_num);
+    if (q->state == IBV_QPS_ERR)
+        return IBV_WC_WR_FLUSH_ERR;
+    if (w.wc_errors > 0) {
+        w.wc_errors--;
+        return w.wc_error;
+    }
+    if (!(wr->send_flags & IBV_SEND_INLINE) &&
+        !find_mr(wr->sg_list->lkey, q->qp.pd, wr->sg_list->addr, wr->sg_list->length))
+        return IBV_WC_LOC_PROT_ERR;
+    if (w.down || !to || (to->state != IBV_QPS_RTR && to->state != IBV_QPS_RTS) ||
+        to->rtr.dest_qp_num != q->qp.qp_num)
+        return IBV_WC_RETRY_EXC_ERR;
+    switch (wr->opcode) {
+    case IBV_WR_RDMA_WRITE:
+        return do_write(to, wr);
+    case IBV_WR_RDMA_WRITE_WITH_IMM: {
+        enum ibv_wc_status s = do_write(to, wr);
+        return s ? s : do_recv(to, wr, true);
+    }
+    default:
+        return do_recv(to, wr, false);
+    }
+}
+
+static void run(struct fqp *q, const struct ibv_send_wr *wr)
+{
+    enum ibv_wc_status s = execute(q, wr);
+    if (s == IBV_WC_SUCCESS && !(wr->send_flags & IBV_SEND_SIGNALED))
+        return;
+    complete(q->qp.send_cq, &(struct ibv_wc){.wr_id = wr->wr_id,
+                                             .status = s,
+                                             .opcode = IBV_WC_SEND,
+                                             .vendor_err = s ? 0x81 : 0,
+                                             .qp_num = q->qp.qp_num});
+    if (s)
+        to_error(q);
+}
+
+static void hold_one(struct fqp *q, const struct ibv_send_wr *wr)
+{
+    assert_true(q->nheld < HELD);
+    struct held *h = &q->held[q->nheld++];
+    h->wr = *wr;
+    h->sge = *wr->sg_list;
+    if (wr->send_flags & IBV_SEND_INLINE) {
+        assert_true(h->sge.length <= sizeof(h->copy));
+        memcpy(h->copy, (void *)(uintptr_t)h->sge.addr, h->sge.length);
+        h->sge.addr = (uintptr_t)h->copy;
+    }
+    h->wr.sg_list = &h->sge;
+}
+
+static int f_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    struct fqp *q = (struct fqp *)qp;
+    lock();
+    int err = refused(FAKE_POST_SEND);
+    if (!err && q->state != IBV_QPS_RTS && q->state != IBV_QPS_ERR)
+        err = EINVAL;
+    for (; wr && !err; wr = wr->next) {
+        assert_int_equal(wr->num_sge, 1);
+        if (wr->send_flags & IBV_SEND_INLINE)
+            assert_true(wr->sg_list->length <= q->max_inline);
+        if (w.hold)
+            hold_one(q, wr);
+        else
+            run(q, wr);
+    }
+    if (err)
+        *bad = wr;
+    unlock();
+    return err;
+}
+
+static int f_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    struct fqp *q = (struct fqp *)qp;
+    lock();
+    int err = refused(FAKE_POST_RECV);
+    for (; wr && !err; wr = wr->next) {
+        if (q->state == IBV_QPS_ERR) {
+            complete(
+                qp->recv_cq,
+                &(struct ibv_wc){.wr_id = wr->wr_id, .status = IBV_WC_WR_FLUSH_ERR, .qp_num = qp->qp_num});
+            continue;
+        }
+        assert_true(q->nrecv < q->max_recv);
+        unsigned at = (q->recv_first + q->nrecv++) % RECVS;
+        q->recv[at] = *wr;
+        q->recv_sge[at] = *wr->sg_list;
+        assert_non_null(find_mr(wr->sg_list->lkey, qp->pd, wr->sg_list->addr, wr->sg_list->length));
+    }
+    if (err)
+        *bad = wr;
+    unlock();
+    return err;
+}
+
+static const struct hrd_verbs table = {
+    .name = "fake",
+    .get_device_list = f_list,
+    .free_device_list = f_free_list,
+    .open_device = f_open,
+    .close_device = f_close,
+    .query_device = f_query_device,
+    .query_port = f_query_port,
+    .query_gid = f_query_gid,
+    .query_pkey = f_query_pkey,
+    .alloc_pd = f_alloc_pd,
+    .dealloc_pd = f_dealloc_pd,
+    .reg_mr = f_reg_mr,
+    .reg_dmabuf_mr = f_reg_dmabuf,
+    .dereg_mr = f_dereg_mr,
+    .create_comp_channel = f_create_channel,
+    .destroy_comp_channel = f_destroy_channel,
+    .create_cq = f_create_cq,
+    .destroy_cq = f_destroy_cq,
+    .poll_cq = f_poll_cq,
+    .req_notify_cq = f_notify,
+    .next_cq_event = f_next_cq_event,
+    .create_qp = f_create_qp,
+    .modify_qp = f_modify_qp,
+    .destroy_qp = f_destroy_qp,
+    .post_send = f_post_send,
+    .post_recv = f_post_recv,
+    .next_async_event = f_next_async,
+};
+
+const struct hrd_verbs *fake_verbs(void)
+{
+    return &table;
+}
+
+/* ---- orders ----------------------------------------------------------------------------------------------------- */
+
+void fake_verbs_reset(void)
+{
+    lock();
+    unsigned objects = w.objects;
+    w.ndev = 0;
+    w.list_err = w.cq_limit = 0;
+    memset(w.fail, 0, sizeof(w.fail));
+    memset(w.calls, 0, sizeof(w.calls));
+    w.wc_errors = w.rnr = 0;
+    w.hold = w.down = false;
+    unlock();
+    assert_int_equal(objects, 0);
+}
+
+void fake_verbs_add(const struct fake_device *dev)
+{
+    assert_true(w.ndev < FAKE_DEVICES);
+    w.dev[w.ndev++] = *dev;
+}
+
+void fake_verbs_plain(void)
+{
+    struct fake_device d = {.name = "fake0", .nports = 1};
+    fake_verbs_reset();
+    d.port[0].attr = (struct ibv_port_attr){.state = IBV_PORT_ACTIVE,
+                                            .max_mtu = IBV_MTU_4096,
+                                            .active_mtu = IBV_MTU_4096,
+                                            .link_layer = IBV_LINK_LAYER_ETHERNET,
+                                            .active_width = 2,
+                                            .active_speed = 32};
+    d.port[0].pkey[0] = 0xffff;
+    d.port[0].gid[3].type = IBV_GID_TYPE_ROCE_V2;
+    inet_pton(AF_INET6, "::ffff:10.0.0.1", &d.port[0].gid[3].gid);
+    fake_verbs_add(&d);
+}
+
+struct hrd_verbs_device fake_verbs_device(void)
+{
+    struct hrd_verbs_want want = {.device = "auto",
+                                  .port = HRD_VERBS_AUTO,
+                                  .gid_index = HRD_VERBS_AUTO,
+                                  .pkey = HRD_VERBS_AUTO,
+                                  .mtu = HRD_VERBS_AUTO,
+                                  .timeout = 14,
+                                  .retry = 7,
+                                  .queues = 3};
+    struct hrd_verbs_device dev;
+    char why[512];
+    if (hrd_verbs_choose(&table, &want, &dev, why, sizeof(why)))
+        fail_msg("%s", why);
+    return dev;
+}
+
+void fake_verbs_list_error(int list_err)
+{
+    w.list_err = list_err;
+}
+
+void fake_verbs_fail(enum fake_call call, unsigned after, int err, unsigned times)
+{
+    lock();
+    w.fail[call].on = err != 0;
+    w.fail[call].after = after;
+    w.fail[call].err = err;
+    w.fail[call].times = times;
+    unlock();
+}
+
+unsigned fake_verbs_calls(enum fake_call call)
+{
+    lock();
+    unsigned n = w.calls[call];
+    unlock();
+    return n;
+}
+
+void fake_verbs_wc_error(enum ibv_wc_status status, unsigned n)
+{
+    lock();
+    w.wc_error = status;
+    w.wc_errors = n;
+    unlock();
+}
+
+void fake_verbs_hold(bool hold)
+{
+    lock();
+    w.hold = hold;
+    for (struct fqp *q = w.qps; q && !hold; q = q->next) {
+        for (unsigned i = 0; i < q->nheld; i++)
+            run(q, &q->held[i].wr);
+        q->nheld = 0;
+    }
+    unlock();
+}
+
+void fake_verbs_event(enum ibv_event_type type, unsigned port)
+{
+    lock();
+    for (struct fctx *c = w.contexts; c; c = c->next)
+        raise_event(c, type, port);
+    unlock();
+}
+
+void fake_verbs_port(bool up)
+{
+    lock();
+    w.down = !up;
+    unlock();
+    fake_verbs_event(up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR, 1);
+}
+
+void fake_verbs_cq_limit(int entries)
+{
+    w.cq_limit = entries;
+}
+
+unsigned fake_verbs_objects(void)
+{
+    lock();
+    unsigned n = w.objects;
+    unlock();
+    return n;
+}
+
+unsigned fake_verbs_rnr(void)
+{
+    lock();
+    unsigned n = w.rnr;
+    unlock();
+    return n;
+}
+
+struct ibv_qp_attr fake_verbs_last_rtr(void)
+{
+    lock();
+    struct ibv_qp_attr a = w.last_rtr;
+    unlock();
+    return a;
+}
+
+void fake_verbs_pair(struct hrd_verbs_conn **a, void *arena_a, uint64_t len_a, struct hrd_verbs_conn **b,
+                     void *arena_b, uint64_t len_b, unsigned queues)
+{
+    struct hrd_verbs_device dev = fake_verbs_device();
+    char why[512] = "?";
+    *a = hrd_verbs_conn_new(&dev, queues, arena_a, len_a, 77, 10000, why, sizeof(why));
+    *b = *a ? hrd_verbs_conn_new(&dev, queues, arena_b, len_b, 77, 10000, why, sizeof(why)) : NULL;
+    if (!*b || hrd_verbs_conn_connect(*b, &(*a)->local, false, why, sizeof(why)) ||
+        hrd_verbs_conn_connect(*a, &(*b)->local, true, why, sizeof(why)))
+        fail_msg("%s", why);
+    int ra = 0, rb = 0;
+    for (int i = 0; i < 10 && (ra != 1 || rb != 1) && ra >= 0 && rb >= 0; i++) {
+        rb = rb ? rb : hrd_verbs_conn_probe(*b, why, sizeof(why));
+        ra = ra ? ra : hrd_verbs_conn_probe(*a, why, sizeof(why));
+    }
+    if (ra != 1 || rb != 1)
+        fail_msg("probe: %d %d %s", ra, rb, why);
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A fake libibverbs for tests: devices as a test describes them, queue pairs that reach each other inside the process with
+ * the rules of RC (order, protection domains, keys and bounds, receiver-not-ready, the error state that flushes), and every
+ * refusal on demand. Thread-safe; one world a process.
+ */
+#ifndef TESTS_SIM_FAKE_VERBS_H
+#define TESTS_SIM_FAKE_VERBS_H
+
+#include <stdbool.h>
+
+#include "daemon/verbs/conn.h"
+
+#define FAKE_GIDS 8
+#define FAKE_PORTS 2
+#define FAKE_DEVICES 4
+
+struct fake_gid {
+    int err; /* the slot cannot be read */
+    uint32_t type;
+    union ibv_gid gid;
+};
+
+struct fake_port {
+    struct ibv_port_attr attr; /* gid_tbl_len and pkey_tbl_len are filled in */
+    struct fake_gid gid[FAKE_GIDS];
+    uint16_t pkey[4]; /* up to the first 0 */
+};
+
+struct fake_device {
+    const char *name;
+    int open_err;
+    unsigned nports;
+    struct fake_port port[FAKE_PORTS];
+};
+
+/* Calls that can be made to fail. */
+enum fake_call {
+    FAKE_ALLOC_PD,
+    FAKE_REG_MR,
+    FAKE_REG_DMABUF,
+    FAKE_CREATE_CHANNEL,
+    FAKE_CREATE_CQ,
+    FAKE_CREATE_QP,
+    FAKE_MODIFY_QP,
+    FAKE_POST_SEND,
+    FAKE_POST_RECV,
+    FAKE_NOTIFY,
+    FAKE_NCALLS,
+};
+
+/* Forgets devices and orders; fails the test when an object still lives. */
+void fake_verbs_reset(void);
+/* One active RoCE port "fake0" with an IPv4 GID at index 3. */
+void fake_verbs_plain(void);
+/* The device for conn_new of fake_verbs_plain(). */
+struct hrd_verbs_device fake_verbs_device(void);
+void fake_verbs_add(const struct fake_device *dev);
+/* list_err: what get_device_list() fails with, 0: it works. */
+void fake_verbs_list_error(int list_err);
+/* After `after` more successes the call fails with err, `times` times (0: for ever). */
+void fake_verbs_fail(enum fake_call call, unsigned after, int err, unsigned times);
+unsigned fake_verbs_calls(enum fake_call call);
+/* The next `n` sends fail with this status, vendor error 0x81. */
+void fake_verbs_wc_error(enum ibv_wc_status status, unsigned n);
+/* Sends are kept and not executed until false comes. */
+void fake_verbs_hold(bool hold);
+/* The link: while it is down every send ends with RETRY_EXC_ERR. Raises PORT_ERR or PORT_ACTIVE on all contexts. */
+void fake_verbs_port(bool up);
+/* Raises an event on every open context. */
+void fake_verbs_event(enum ibv_event_type type, unsigned port);
+/* From now on completion queues hold this many entries, 0: what was asked for. */
+void fake_verbs_cq_limit(int entries);
+/* Objects that live: contexts, domains, regions, channels, queues and queue pairs. */
+unsigned fake_verbs_objects(void);
+/* How often a sender met a receiver without a buffer. */
+unsigned fake_verbs_rnr(void);
+/* Attributes of the last transition to RTR. */
+struct ibv_qp_attr fake_verbs_last_rtr(void);
+
+const struct hrd_verbs *fake_verbs(void);
+
+/* Two connected and probed ends over arenas of the caller's. Fails the test if they cannot be. */
+void fake_verbs_pair(struct hrd_verbs_conn **a, void *arena_a, uint64_t len_a, struct hrd_verbs_conn **b,
+                     void *arena_b, uint64_t len_b, unsigned queues);
+
+#endif
