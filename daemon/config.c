@@ -290,6 +290,8 @@ int hrd_config_check(const struct hrd_config *c, hrd_config_report *report, void
     expect(&k, c->transport != 1 || !(c->require & (HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR)),
            "transport = tcp contradicts require = %s, because tcp is neither verbs nor gdr",
            hrd_config_get(c, "require", b, sizeof(b)));
+    expect(&k, c->verbs_mtu == UINT32_MAX || (c->verbs_mtu & (c->verbs_mtu - 1)) == 0,
+           "verbs_mtu (%u) must be 256, 512, 1024, 2048 or 4096", c->verbs_mtu);
     return k.problems;
 }
 

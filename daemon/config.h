@@ -29,10 +29,18 @@ struct hrd_config {
     char interface[64];             /* "auto", an interface's name, or a subnet "ADDRESS/BITS" */
     char node_name[65];             /* resolved: never "auto" */
     uint16_t port;
-    uint8_t transport;    /* as hrp_comm_config.transport: 0 auto, 1 tcp, 2 verbs */
-    uint32_t require;     /* HRP_REQUIRE_* */
-    uint32_t tcp_streams; /* 1..HRD_TCP_STREAMS_MAX */
-    uint64_t bandwidth;   /* bytes per second of a node in one direction; 0: to be measured */
+    uint8_t transport;     /* as hrp_comm_config.transport: 0 auto, 1 tcp, 2 verbs */
+    uint32_t require;      /* HRP_REQUIRE_* */
+    uint32_t tcp_streams;  /* 1..HRD_TCP_STREAMS_MAX */
+    char verbs_device[64]; /* "auto" */
+    uint32_t verbs_port;   /* UINT32_MAX: auto, likewise: */
+    uint32_t verbs_gid_index;
+    uint32_t verbs_pkey;
+    uint32_t verbs_mtu;
+    uint32_t verbs_service_level, verbs_traffic_class;
+    uint32_t verbs_timeout, verbs_retry;
+    uint32_t verbs_queue_pairs;
+    uint64_t bandwidth; /* bytes per second of a node in one direction; 0: to be measured */
 
     uint32_t peer_timeout_ms;
     uint32_t setup_timeout_ms;

@@ -12,6 +12,7 @@ enum hrd_key_type {
     HRD_KEY_IFACE,
     HRD_KEY_UINT,
     HRD_KEY_AUTOUINT,
+    HRD_KEY_OPTUINT,
     HRD_KEY_SIZE,
     HRD_KEY_TIME,
     HRD_KEY_RATE,

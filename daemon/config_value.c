@@ -29,7 +29,7 @@ static const struct word words_algo[] = {{"auto", HRP_ALGO_AUTO},
                                          {"tree", HRP_ALGO_TREE},
                                          {NULL, 0}};
 static const struct word words_wire[] = {{"type", 0}, {"f32", 1}, {NULL, 0}};
-static const struct word words_transport[] = {{"auto", 0}, {"tcp", 1}, {NULL, 0}};
+static const struct word words_transport[] = {{"auto", 0}, {"tcp", 1}, {"verbs", 2}, {NULL, 0}};
 static const struct word words_require[] = {
     {"verbs", HRP_REQUIRE_VERBS}, {"gdr", HRP_REQUIRE_GDR}, {"p2p", HRP_REQUIRE_P2P}, {NULL, 0}};
 static const struct word words_level[] = {{"error", HRD_LOG_ERROR},   {"warning", HRD_LOG_WARNING},
@@ -92,6 +92,10 @@ const char *hrd_key_allowed(const struct hrd_key *key, char *buf, size_t len)
         break;
     case HRD_KEY_AUTOUINT:
         snprintf(buf, len, "auto, or a whole number from %" PRIu64 " to %" PRIu64, key->min, key->max);
+        break;
+    case HRD_KEY_OPTUINT:
+        snprintf(buf, len, "auto, or a whole number from %" PRIu64 " to %" PRIu64 " (0x for hexadecimal)",
+                 key->min, key->max);
         break;
     case HRD_KEY_SIZE:
         snprintf(buf, len, "bytes, or a whole number with K, M, G or T (powers of 1024), from %s to %s",
@@ -191,6 +195,15 @@ static bool take_number(const char **s, uint64_t *out)
 static bool parse_uint(const char *s, uint64_t *out)
 {
     return take_number(&s, out) && *s == '\0';
+}
+
+static bool parse_hex(const char *s, uint64_t *out)
+{
+    if (s[0] != '0' || (s[1] != 'x' && s[1] != 'X') || !isxdigit((unsigned char)s[2]) || strlen(s) > 2 + 8)
+        return false;
+    char *end;
+    *out = strtoull(s + 2, &end, 16);
+    return *end == '\0';
 }
 
 static bool parse_size(const char *s, uint64_t *out)
@@ -405,12 +418,18 @@ static bool set_number(struct hrd_config *c, const struct hrd_key *key, const ch
         store(c, key, 0);
         return true;
     }
+    if (key->type == HRD_KEY_OPTUINT && strcmp(value, "auto") == 0) {
+        store(c, key, UINT32_MAX);
+        return true;
+    }
     if (key->type == HRD_KEY_SIZE)
         ok = parse_size(value, &v);
     else if (key->type == HRD_KEY_TIME)
         ok = parse_time(value, &v);
     else if (key->type == HRD_KEY_RATE)
         ok = parse_rate(value, &v);
+    else if (key->type == HRD_KEY_OPTUINT)
+        ok = parse_hex(value, &v) || parse_uint(value, &v);
     else
         ok = parse_uint(value, &v);
     if (!ok || v < key->min || v > key->max)
@@ -435,6 +454,7 @@ bool hrd_value_set(struct hrd_config *c, const struct hrd_key *key, const char *
         return set_require(c, key, value);
     case HRD_KEY_UINT:
     case HRD_KEY_AUTOUINT:
+    case HRD_KEY_OPTUINT:
     case HRD_KEY_PORT:
     case HRD_KEY_SIZE:
     case HRD_KEY_TIME:
@@ -523,6 +543,10 @@ const char *hrd_value_text(const struct hrd_config *c, const struct hrd_key *key
         return hrd_time_text(v, buf, len);
     if (key->type == HRD_KEY_RATE) {
         rate_text(v, buf, len);
+        return buf;
+    }
+    if (key->type == HRD_KEY_OPTUINT && v == UINT32_MAX) {
+        snprintf(buf, len, "auto");
         return buf;
     }
     const struct word *w = words_of(key->type);

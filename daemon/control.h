@@ -20,6 +20,8 @@ struct hrd_sessions; /* session.c */
 struct hrd_peers;    /* peer.c */
 struct hrd_members;  /* member.c */
 
+struct hrd_verbs; /* verbs/verbs_api.h */
+
 struct hrd_daemon {
     struct hrd_config cfg;
     uv_loop_t *loop;
@@ -29,6 +31,7 @@ struct hrd_daemon {
     struct hrd_sessions *sessions;
     struct hrd_peers *peers;
     struct hrd_members *members;
+    const struct hrd_verbs *verbs; /* NULL: the real one, loaded when first needed; tests have their own */
     bool stopping;
 };
 

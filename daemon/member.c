@@ -186,6 +186,13 @@ void hrd_member_link(struct hrd_daemon *d, uint32_t no, const char *why)
     leave(d);
 }
 
+void hrd_member_link_refused(struct hrd_daemon *d, uint32_t no, uint32_t status, const char *why)
+{
+    enter(d);
+    hrd_node_link_refused(d, no, status, why);
+    leave(d);
+}
+
 void hrd_member_rtt(struct hrd_daemon *d, uint32_t no)
 {
     (void)no;

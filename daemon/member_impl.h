@@ -197,6 +197,7 @@ bool hrd_node_dialed(struct hrd_daemon *d, uint64_t token, uint32_t status, uint
 void hrd_node_peer_lost(struct hrd_daemon *d, uint32_t no, const char *why);
 void hrd_node_connect_all(struct hrd_daemon *d);
 void hrd_node_link_failed(struct hrd_daemon *d, uint32_t no, const char *why);
+void hrd_node_link_refused(struct hrd_daemon *d, uint32_t no, uint32_t status, const char *why);
 void hrd_node_session_gone(struct hrd_daemon *d, uint64_t sid, const char *why);
 void hrd_node_event(struct hrd_daemon *d, const struct hrd_event *ev);
 void hrd_node_leave(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie, uint32_t slot);

@@ -210,6 +210,47 @@ static bool connect_node(struct hrd_daemon *d, struct lnode *n)
     return n->linked;
 }
 
+/* Both ends of a link in the order of the roster: the same words on both. */
+static void name_ends(const struct lcomm *c, uint32_t other, const char **first, const char **second)
+{
+    uint32_t node = c->roster.node;
+    *first = c->node[node < other ? node : other].id.name;
+    *second = c->node[node < other ? other : node].id.name;
+}
+
+/* What the links are against what was asked for. False: the comm cannot be, and has ended. */
+static bool links_serve(struct hrd_daemon *d, struct lcomm *c)
+{
+    const struct hrp_comm_config *cfg = &c->roster.config;
+    bool verbs = cfg->transport == 2 || (cfg->require | d->cfg.require) & HRP_REQUIRE_VERBS,
+         tcp = cfg->transport == 1;
+    char text[HRP_COMM_TEXT], key[128];
+    const char *first, *second;
+    for (uint32_t i = 0; (verbs || tcp) && i < c->roster.nnodes; i++) {
+        const char *why;
+        if (i == c->roster.node)
+            continue;
+        bool is_verbs = strcmp(hrd_peer_transport(d, c->node[i].no, &why), "verbs") == 0;
+        if (is_verbs ? !tcp : !verbs)
+            continue;
+        hrd_key_text(&c->roster.key, key, sizeof(key));
+        name_ends(c, i, &first, &second);
+        if (verbs)
+            snprintf(text, sizeof(text),
+                     "%s was not made: %s was asked for, but nodes %s and %s exchange over tcp: %s", key,
+                     cfg->transport == 2 ? "transport = verbs" : "require = verbs", first, second, why);
+        else
+            snprintf(text, sizeof(text),
+                     "%s was not made: transport = tcp was asked for, but nodes %s and %s exchange over "
+                     "verbs; set "
+                     "transport = tcp in hreduced.conf of one of them",
+                     key, first, second);
+        setup_failed(d, c, HRP_UNSUPPORTED, text, false);
+        return false;
+    }
+    return true;
+}
+
 static void add_to_agent(struct hrd_daemon *d, struct lcomm *c)
 {
     const struct hrp_peer_roster *b = &c->roster;
@@ -255,14 +296,36 @@ static void connect_step(struct hrd_daemon *d, struct lcomm *c)
     for (uint32_t i = 0; i < c->roster.nnodes; i++)
         if (!connect_node(d, &c->node[i]))
             all = false;
-    if (all)
+    if (all && links_serve(d, c))
         add_to_agent(d, c);
 }
 
 void hrd_node_connect_all(struct hrd_daemon *d)
 {
-    for (struct lcomm *c = d->members->comms; c; c = c->next)
+    for (struct lcomm *c = d->members->comms, *next; c; c = next) {
+        next = c->next; /* a comm that the links do not serve is gone afterwards */
         connect_step(d, c);
+    }
+}
+
+void hrd_node_link_refused(struct hrd_daemon *d, uint32_t no, uint32_t status, const char *why)
+{
+    char text[HRP_COMM_TEXT], key[128];
+    const char *first, *second;
+    for (struct lcomm *c = d->members->comms, *next; c; c = next) {
+        next = c->next;
+        for (uint32_t i = 0; c->state == LCOMM_CONNECTING && i < c->roster.nnodes; i++) {
+            if (c->node[i].no != no || i == c->roster.node)
+                continue;
+            name_ends(c, i, &first, &second);
+            hrd_key_text(&c->roster.key, key, sizeof(key));
+            snprintf(text, sizeof(text),
+                     "%s was not made: nodes %s and %s cannot exchange over verbs, which is required: %s",
+                     key, first, second, why);
+            setup_failed(d, c, status, text, false);
+            break;
+        }
+    }
 }
 
 bool hrd_node_dialed(struct hrd_daemon *d, uint64_t token, uint32_t status, uint32_t no, const char *why)

@@ -21,26 +21,24 @@ void hrd_config_resolve(const struct hrd_config *cfg, struct hrp_comm_config *c)
     if (c->wire_f32 == HRP_DEFAULT)
         c->wire_f32 = cfg->wire_f32 ? HRP_ON : HRP_OFF;
     if (c->transport == 0)
-        c->transport = cfg->transport != 0 ? cfg->transport : 1;
+        c->transport = cfg->transport; /* 0 stays: whatever the links are */
     c->require |= cfg->require;
 }
 
 uint32_t hrd_config_possible(const struct hrp_comm_config *c, uint32_t own_require, char *why, size_t len)
 {
     uint32_t require = c->require | own_require;
-    const char *what = c->transport == 2             ? "transport = verbs"
-                       : require & HRP_REQUIRE_VERBS ? "require = verbs"
-                       : require & HRP_REQUIRE_GDR   ? "require = gdr"
-                       : require & HRP_REQUIRE_P2P   ? "require = p2p"
-                                                     : NULL;
+    const char *what = require & HRP_REQUIRE_GDR   ? "require = gdr"
+                       : require & HRP_REQUIRE_P2P ? "require = p2p"
+                                                   : NULL;
     if (!what)
         return HRP_OK;
-    snprintf(why, len, "%s was asked for, but this version moves data through host memory and tcp only",
-             what);
+    snprintf(why, len, "%s was asked for, but this version moves data through host memory only", what);
     return HRP_UNSUPPORTED;
 }
 
 static const char *const algos[HRP_NALGOS] = {"auto", "direct", "gather", "pairwise", "ring", "tree"};
+static const char *const transports[] = {"auto", "tcp", "verbs"};
 static const char *const switches[] = {"default", "off", "on"};
 
 static void timeout_words(uint32_t ms, char buf[32])
@@ -76,8 +74,8 @@ bool hrd_config_differs(const struct hrp_comm_config *a, const struct hrp_comm_c
     }
     if (a->transport != b->transport) {
         *field = "transport";
-        snprintf(va, 32, "%s", a->transport == 2 ? "verbs" : "tcp");
-        snprintf(vb, 32, "%s", b->transport == 2 ? "verbs" : "tcp");
+        snprintf(va, 32, "%s", transports[a->transport]);
+        snprintf(vb, 32, "%s", transports[b->transport]);
         return true;
     }
     if (a->require != b->require) {
@@ -211,8 +209,13 @@ void hrd_rset_send_roster(struct hrd_daemon *d, struct rset *s)
     b->unit_min_bytes = d->cfg.unit_min_bytes;
     b->latency_ns = latency_ns(d, s);
     b->bandwidth = d->cfg.bandwidth != 0 ? d->cfg.bandwidth : hrd_peers_link_speed(d);
-    for (uint32_t i = 0; i < s->nnodes; i++)
+    for (uint32_t i = 0; i < s->nnodes; i++) {
+        struct hrd_peer_info info;
+        bool old = s->node[i].no != HRD_SELF && hrd_peer_info(d, s->node[i].no, &info) && info.minor < 1;
+        b->config.transport =
+            s->config.transport == 0 && old ? 1 : s->config.transport; /* it knows tcp alone */
         send_to_node(d, s, i, &msg, joins);
+    }
     free(joins);
     free(node_of_rank);
     free(nodes);

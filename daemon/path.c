@@ -2,6 +2,8 @@
 /* The path report: never a guess, so every stage names what the agent really uses. */
 #include "daemon/status.h"
 
+#include "daemon/peer.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -88,7 +90,7 @@ static const struct hrd_snapshot_link *find_link(const struct hrd_snapshot *snap
     return NULL;
 }
 
-static json_t *peers_of(const struct hrd_snapshot *snap, const json_t *member)
+static json_t *peers_of(struct hrd_daemon *d, const struct hrd_snapshot *snap, const json_t *member)
 {
     const json_t *nodes = json_object_get(member, "nodes"), *node;
     json_t *peers = json_array();
@@ -101,11 +103,15 @@ static json_t *peers_of(const struct hrd_snapshot *snap, const json_t *member)
         const json_t *name = json_object_get(node, "name");
         if (!json_is_integer(peer))
             continue;
-        json_array_append_new(peers,
-                              json_pack("{s:i, s:s, s:s, s:i, s:s}", "node", (int)i, "name",
-                                        json_is_string(name) ? json_string_value(name) : "?", "transport",
-                                        l && l->transport[0] ? l->transport : "none (link lost)", "streams",
-                                        l ? (int)l->nstreams : 0, "address", l ? l->detail : ""));
+        const char *why = "";
+        (void)hrd_peer_transport(d, (uint32_t)json_integer_value(peer), &why);
+        json_t *entry = json_pack("{s:i, s:s, s:s, s:i, s:s}", "node", (int)i, "name",
+                                  json_is_string(name) ? json_string_value(name) : "?", "transport",
+                                  l && l->transport[0] ? l->transport : "none (link lost)", "streams",
+                                  l ? (int)l->nstreams : 0, "address", l ? l->detail : "");
+        if (why[0])
+            json_object_set_new(entry, "reason", json_string(why));
+        json_array_append_new(peers, entry);
     }
     return peers;
 }
@@ -126,25 +132,43 @@ static const char *common_transport(const json_t *peers)
     return name ? name : "no link";
 }
 
-static void exchange_stage(json_t *stages, const struct hrd_daemon *d, const struct hrd_snapshot *snap,
+/* The first peer that is reached by something else than verbs. */
+static const json_t *slow_peer(const json_t *peers)
+{
+    const json_t *peer;
+    size_t i;
+    json_array_foreach(peers, i, peer)
+    {
+        if (strcmp(json_string_value(json_object_get(peer, "transport")), "verbs") != 0)
+            return peer;
+    }
+    return NULL;
+}
+
+static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hrd_snapshot *snap,
                            const struct hrd_snapshot_comm *c, const json_t *member)
 {
-    char used[200];
+    char used[200], reason[400];
     if (c->nnodes == 1) {
         stage(stages, "exchange", "none: all ranks are on this node");
         return;
     }
-    json_t *peers = peers_of(snap, member);
+    json_t *peers = peers_of(d, snap, member);
     json_int_t streams = json_integer_value(json_object_get(json_array_get(peers, 0), "streams"));
     const char *transport = common_transport(peers);
+    const json_t *slow = slow_peer(peers);
     bool forced = d->cfg.transport != 0;
-    snprintf(used, sizeof(used), "%s%s, %d stream%s a peer, peers not authenticated", transport,
-             forced ? " (forced by transport in hreduced.conf)" : "", (int)streams, streams == 1 ? "" : "s");
+    snprintf(used, sizeof(used), "%s%s, %d %s%s a peer, peers not authenticated", transport,
+             forced ? " (forced by transport in hreduced.conf)" : "", (int)streams,
+             slow ? "stream" : "queue pair", streams == 1 ? "" : "s");
     json_t *s = stage(stages, "exchange", used);
+    if (slow && d->cfg.transport != 1) {
+        const char *why = json_string_value(json_object_get(slow, "reason"));
+        snprintf(reason, sizeof(reason), "to node %s: %s", json_string_value(json_object_get(slow, "name")),
+                 why ? why : "not known");
+        wanted(s, "verbs", reason, "what the reason says; or accept it with transport = tcp");
+    }
     json_object_set_new(s, "peers", peers);
-    if (!forced)
-        wanted(s, "verbs", "this version of hreduced has no verbs transport",
-               "none; a later version will have it");
 }
 
 /* The plan says itself when the configuration decided. "auto" is what the root asked for, for all nodes. */
@@ -184,7 +208,7 @@ static void add_figures(json_t *path, const struct hrd_snapshot_comm *c, const j
     }
 }
 
-json_t *hrd_path_json(const struct hrd_daemon *d, const struct hrd_snapshot *snap,
+json_t *hrd_path_json(struct hrd_daemon *d, const struct hrd_snapshot *snap,
                       const struct hrd_snapshot_comm *c, const json_t *member)
 {
     char id[24], layout[256];

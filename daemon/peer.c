@@ -143,6 +143,8 @@ static void on_soon(uv_timer_t *timer)
     }
     hrd_dial_start_fresh(d);
     hrd_link_start_fresh(d);
+    if (hrd_verbs_step(d))
+        uv_timer_start(timer, on_soon, 2, 0);
 }
 
 static void on_tick(uv_timer_t *timer);
@@ -176,7 +178,8 @@ bool hrd_peer_info(struct hrd_daemon *d, uint32_t no, struct hrd_peer_info *out)
                                   .naddrs = p->naddrs,
                                   .addr = p->addr,
                                   .rtt_ns = p->rtt_ns,
-                                  .rtt_samples = p->rtt_samples};
+                                  .rtt_samples = p->rtt_samples,
+                                  .minor = p->minor};
     return true;
 }
 
@@ -238,6 +241,13 @@ uint64_t hrd_peers_link_speed(struct hrd_daemon *d)
         return UINT64_C(5000000000);
     uint64_t speed = hrd_netif_speed(hrd_netif_name_of(ps->ifs, ps->nifs, own));
     return speed > 0 ? speed : UINT64_C(1250000000);
+}
+
+const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const char **why)
+{
+    struct hrd_peer *p = d->peers ? hrd_peer_by_no(d->peers, no) : NULL;
+    *why = p && !(p->link_up && p->link_verbs) ? p->verbs_why : "";
+    return !p || !p->link_up ? "none" : p->link_verbs ? "verbs" : "tcp";
 }
 
 /* ---- messages and liveness ------------------------------------------------------------------------------ */
@@ -331,6 +341,12 @@ bool hrd_peer_received(struct hrd_daemon *d, struct conn *c, const struct hrp_pe
         p->bye = true;
         snprintf(p->bye_text, sizeof(p->bye_text), "%.*s", (int)msg->text_len, msg->text ? msg->text : "");
         return true;
+    case HRP_PEER_VERBS_OFFER:
+    case HRP_PEER_VERBS_ANSWER:
+    case HRP_PEER_VERBS_READY:
+        if (p->doomed[0] || hrd_verbs_msg(d, p, msg))
+            return true;
+        break;
     case HRP_PEER_UP:
         break;
     default:

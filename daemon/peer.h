@@ -26,6 +26,7 @@ struct hrd_peer_info {
     const struct hrp_addr *addr; /* under which it can be reached, best first */
     uint64_t rtt_ns;             /* smallest measured, 0: none yet */
     unsigned rtt_samples;
+    unsigned minor; /* of the protocol version it speaks */
 };
 
 /* The peer's number, 0: not connected. */
@@ -47,6 +48,9 @@ void hrd_peer_dial(struct hrd_daemon *d, uint64_t token, const struct hrp_addr *
  * instance id dials), hrd_member_link() will say. -ENOENT: no such peer.
  */
 int hrd_peer_link(struct hrd_daemon *d, uint32_t no);
+/* What the link with that peer is: "tcp", "verbs", "none" without one. *why: why it is not verbs, "" where it is; holds
+   until the loop runs again. */
+const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const char **why);
 /* True when this daemon is the one of the two that dials. */
 bool hrd_peer_dials(const struct hrd_daemon *d, const uint8_t instance[16]);
 
@@ -64,6 +68,8 @@ void hrd_member_dialed(struct hrd_daemon *d, uint64_t token, uint32_t status, ui
 void hrd_member_peer_up(struct hrd_daemon *d, uint32_t no);
 /* The data link is up (why NULL), or an attempt at it failed and may be made again. */
 void hrd_member_link(struct hrd_daemon *d, uint32_t no, const char *why);
+/* No link with that peer is possible as one of the two is configured (status, a sentence): not worth another try now. */
+void hrd_member_link_refused(struct hrd_daemon *d, uint32_t no, uint32_t status, const char *why);
 /* The peer's smallest RTT has enough samples. */
 void hrd_member_rtt(struct hrd_daemon *d, uint32_t no);
 /* A message other than those that peer.c handles itself (UP, PING, PONG, BYE). Decoded and checked; its

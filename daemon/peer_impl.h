@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Inside of the peer connections: peer.c records and liveness, peer_conn.c sockets and buffers, peer_shake.c
- * the three opening messages, peer_dial.c outgoing control connections, peer_link.c data links.
+ * the three opening messages, peer_dial.c outgoing control connections, peer_link.c data links over sockets,
+ * peer_verbs.c those over verbs.
  *
  * Ownership: struct hrd_peers owns all lists. A connection is freed by the loop after its uv handle closed;
  * conn_close() takes it off all lists at once, so no pointer to a closing one remains.
@@ -14,6 +15,7 @@
 #include "daemon/log.h"
 #include "daemon/peer.h"
 #include "daemon/transport_tcp.h"
+#include "daemon/verbs/conn.h"
 
 #define HELLO_TIMEOUT_MS 5000u   /* the three opening messages */
 #define CONNECT_TIMEOUT_MS 3000u /* one address */
@@ -75,6 +77,19 @@ struct link_try {
     char why[512];
 };
 
+/* An attempt at a verbs link. */
+struct verbs_try {
+    uint64_t nonce;
+    bool dialer;
+    bool fresh; /* dialer: starts at the next turn of the loop */
+    bool peer_must;
+    bool own_ready, peer_ready;
+    struct hrd_verbs_conn *conn; /* NULL: this end cannot */
+    bool probing;                /* connected; READY not sent yet */
+    uint64_t deadline;           /* for everything up to the own READY */
+    char why[HRP_PEER_TEXT];     /* why this end cannot */
+};
+
 struct hrd_peer {
     struct hrd_peer *next;
     uint32_t no;
@@ -91,6 +106,11 @@ struct hrd_peer {
     unsigned nconns;
     struct conn *tx; /* the first that was up: all messages leave on one, so they stay in order */
     struct link_try *attempt;
+    unsigned minor; /* of its protocol version */
+    struct verbs_try *verbs;
+    bool verbs_settled; /* tried: the link is made over tcp */
+    bool link_verbs;
+    char verbs_why[HRP_PEER_TEXT]; /* why the link is, or will be, tcp */
     char doomed[512]; /* "": alive; otherwise it is lost at the next turn of the loop, for this reason */
     bool bye;
     char bye_text[256];
@@ -137,6 +157,7 @@ struct hrd_peers {
     uint64_t last_tick;
     bool device_denied;
     uint64_t garbage, refused, evicted, lost, accepted; /* counters for status */
+    char verbs_said[HRP_PEER_TEXT];                     /* last logged about the own device */
     struct hrd_log_limit garbage_log, accept_log;
 };
 
@@ -197,6 +218,18 @@ void hrd_link_stream_ready(struct conn *c);
 void hrd_link_stream_failed(struct conn *c, const char *why);
 void hrd_link_drop_try(struct hrd_daemon *d, struct hrd_peer *p);
 void hrd_link_start_fresh(struct hrd_daemon *d);
+/* Gives the link to the agent and tells who waits for it. */
+void hrd_link_is_up(struct hrd_daemon *d, struct hrd_peer *p, const struct hrd_transport *tp,
+                    struct hrd_conn *conn, unsigned n);
 void hrd_link_tick(struct hrd_daemon *d, struct hrd_peer *p);
+
+/* peer_verbs.c */
+/* Dialer: the attempt begins at the loop's next turn. */
+void hrd_verbs_begin(struct hrd_daemon *d, struct hrd_peer *p);
+/* The loop's turn; true: again soon, an attempt is under way. */
+bool hrd_verbs_step(struct hrd_daemon *d);
+/* VERBS_*. False: it makes no sense. */
+bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg);
+void hrd_verbs_drop(struct hrd_peer *p);
 
 #endif

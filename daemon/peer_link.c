@@ -50,6 +50,7 @@ static void close_streams(struct hrd_daemon *d, struct link_try *t)
 void hrd_link_drop_try(struct hrd_daemon *d, struct hrd_peer *p)
 {
     struct link_try *t = p->attempt;
+    hrd_verbs_drop(p);
     if (!t)
         return;
     close_streams(d, t);
@@ -66,8 +67,12 @@ int hrd_peer_link(struct hrd_daemon *d, uint32_t no)
         return -ENOENT;
     if (p->link_up)
         return 1;
-    if (!hrd_peer_dials(d, p->instance) || p->attempt)
+    if (!hrd_peer_dials(d, p->instance) || p->attempt || p->verbs)
         return 0;
+    if (!p->verbs_settled) {
+        hrd_verbs_begin(d, p);
+        return 0;
+    }
     unsigned n = d->cfg.tcp_streams < p->streams ? d->cfg.tcp_streams : p->streams;
     struct link_try *t = try_new(d, p, n < HRP_PEER_STREAMS_MAX ? n : HRP_PEER_STREAMS_MAX);
     if (!t)
@@ -177,6 +182,7 @@ uint32_t hrd_link_incoming(struct conn *c, char *why, size_t whylen)
         snprintf(why, whylen, "%s", p->link_up ? "there is a link already" : "the other side makes the link");
         return HRP_PROTOCOL;
     }
+    hrd_verbs_drop(p); /* the other side has given verbs up; why is on its way */
     struct link_try *t = p->attempt;
     if (t && t->nonce != h->link) {
         hrd_link_drop_try(d, p);
@@ -203,10 +209,21 @@ uint32_t hrd_link_incoming(struct conn *c, char *why, size_t whylen)
 
 /* ---- both ----------------------------------------------------------------------------------------------- */
 
+void hrd_link_is_up(struct hrd_daemon *d, struct hrd_peer *p, const struct hrd_transport *tp,
+                    struct hrd_conn *conn, unsigned n)
+{
+    char name[HRP_PEER_NAME + sizeof(p->where) + 4];
+    snprintf(name, sizeof(name), "%s (%s)", p->name, p->where);
+    p->link_up = true;
+    p->link_verbs = tp->caps & HRD_TP_RDMA;
+    hrd_agent_link_up(d->agent, p->no, name, tp, conn);
+    hrd_info("link with node %s: %u %s stream%s", name, n, tp->name, n == 1 ? "" : "s");
+    hrd_member_link(d, p->no, NULL);
+}
+
 static void link_complete(struct hrd_daemon *d, struct hrd_peer *p)
 {
     struct link_try *t = p->attempt;
-    char name[HRP_PEER_NAME + sizeof(p->where) + 4];
     unsigned n = t->n;
     struct hrd_tcp_conn *conn = hrd_tcp_conn_new(t->fd, n);
     p->attempt = NULL;
@@ -215,11 +232,7 @@ static void link_complete(struct hrd_daemon *d, struct hrd_peer *p)
         hrd_member_link(d, p->no, "no memory for the link");
         return;
     }
-    snprintf(name, sizeof(name), "%s (%s)", p->name, p->where);
-    p->link_up = true;
-    hrd_agent_link_up(d->agent, p->no, name, &hrd_transport_tcp, &conn->base);
-    hrd_info("link with node %s: %u tcp stream%s", name, n, n == 1 ? "" : "s");
-    hrd_member_link(d, p->no, NULL);
+    hrd_link_is_up(d, p, &hrd_transport_tcp, &conn->base, n);
 }
 
 void hrd_link_stream_ready(struct conn *c)

@@ -123,6 +123,7 @@ static bool control_reply(struct conn *c, const struct hrp_peer_reply *r)
     if (!p)
         return broken(c, HRP_RESOURCE, "this daemon knows too many others already");
     c->peer = p;
+    p->minor = r->minor;
     p->nconns++;
     c->stage = CONN_UP;
     return send_confirm(c, p->no);
@@ -251,6 +252,7 @@ static bool control_confirmed(struct conn *c, uint32_t remote_no)
     if (!p)
         return not_ours(c);
     p->remote_no = remote_no;
+    p->minor = c->hello.minor;
     p->nconns++;
     c->peer = p;
     d->peers->nstrangers--;

@@ -18,7 +18,7 @@ void hrd_status_stop(struct hrd_daemon *d);
  * The path report of one communicator: what every stage uses, what was wanted, and for each difference the
  * reason and the remedy. member: its object of hrd_members_json(); links: the agent's. New reference.
  */
-json_t *hrd_path_json(const struct hrd_daemon *d, const struct hrd_snapshot *snap,
+json_t *hrd_path_json(struct hrd_daemon *d, const struct hrd_snapshot *snap,
                       const struct hrd_snapshot_comm *comm, const json_t *member);
 /* Ops by the algorithm that moved them between the nodes, those that occurred. New reference. */
 json_t *hrd_algorithms_json(const struct hrd_snapshot_comm *comm);

@@ -27,6 +27,9 @@ static const struct {
     [HRP_PEER_FAIL] = {"FAIL", sizeof(struct hrp_peer_vote), true},
     [HRP_PEER_LEFT] = {"LEFT", sizeof(struct hrp_peer_comm), false},
     [HRP_PEER_GONE] = {"GONE", sizeof(struct hrp_peer_comm), false},
+    [HRP_PEER_VERBS_OFFER] = {"VERBS_OFFER", sizeof(struct hrp_peer_verbs), true},
+    [HRP_PEER_VERBS_ANSWER] = {"VERBS_ANSWER", sizeof(struct hrp_peer_verbs), true},
+    [HRP_PEER_VERBS_READY] = {"VERBS_READY", sizeof(struct hrp_peer_ready), true},
 };
 
 static bool known(unsigned type)
@@ -137,9 +140,28 @@ static bool roster_ok(const struct hrp_peer_roster *r)
     const struct hrp_comm_config *c = &r->config;
     return comm_id_ok(r->comm_id) && key_ok(&r->key) && config_ok(c) && c->setup_timeout_ms != 0 &&
            c->op_timeout_ms != 0 && c->reproducible != HRP_DEFAULT && c->wire_f32 != HRP_DEFAULT &&
-           c->transport != 0 && r->nranks == r->key.nranks && r->nnodes >= 1 && r->nnodes <= HRP_MAX_NODES &&
+           r->nranks == r->key.nranks && r->nnodes >= 1 && r->nnodes <= HRP_MAX_NODES &&
            r->nnodes <= r->nranks && r->node < r->nnodes && r->nlocal >= 1 && r->nlocal <= r->nranks &&
            r->reserved == 0 && r->unit_bytes > 0 && r->unit_min_bytes > 0 && r->bandwidth > 0;
+}
+
+static bool verbs_ok(const struct hrp_peer_verbs *v)
+{
+    if (v->nonce == 0 || v->must > 1 || v->status == HRP_IN_PROGRESS || v->status >= HRP_NSTATUS)
+        return false;
+    size_t rest = offsetof(struct hrp_peer_verbs, ethernet);
+    if (v->status != HRP_OK)
+        return all_zero((const char *)v + rest, sizeof(*v) - rest);
+    if (v->ethernet > 1 || v->global > 1 || v->mtu < 1 || v->mtu > 5 || v->queues < 1 ||
+        v->queues > HRP_PEER_QUEUES_MAX || !all_zero(v->reserved, sizeof(v->reserved)) || v->depth == 0 ||
+        v->msg_bytes == 0)
+        return false;
+    for (unsigned i = 0; i < HRP_PEER_QUEUES_MAX; i++) {
+        bool used = i < v->queues;
+        if (used != (v->qpn[i] != 0) || v->qpn[i] > 0xffffff || v->psn[i] > (used ? 0xffffffu : 0u))
+            return false;
+    }
+    return true;
 }
 
 static bool body_ok(const struct hrp_peer_msg *m)
@@ -171,6 +193,12 @@ static bool body_ok(const struct hrp_peer_msg *m)
     case HRP_PEER_LEFT:
         return comm_id_ok(m->body.comm.comm_id) && m->body.comm.rank < HRP_MAX_RANKS &&
                m->body.comm.reserved == 0;
+    case HRP_PEER_VERBS_OFFER:
+    case HRP_PEER_VERBS_ANSWER:
+        return verbs_ok(&m->body.verbs);
+    case HRP_PEER_VERBS_READY:
+        return m->body.ready.nonce != 0 && m->body.ready.status != HRP_IN_PROGRESS &&
+               m->body.ready.status < HRP_NSTATUS && m->body.ready.reserved == 0;
     case HRP_PEER_COMMIT:
     case HRP_PEER_GONE:
         return comm_id_ok(m->body.comm.comm_id) && m->body.comm.rank == 0 && m->body.comm.reserved == 0;

@@ -32,7 +32,7 @@
 
 #define HRP_PEER_MAGIC 0x70657268u
 #define HRP_PEER_MAJOR 1u
-#define HRP_PEER_MINOR 0u
+#define HRP_PEER_MINOR 1u        /* 1: VERBS_* */
 #define HRP_PEER_NAME 72u        /* node name, NUL-terminated, rest zero */
 #define HRP_PEER_STREAMS_MAX 16u /* of one link */
 
@@ -109,7 +109,13 @@ enum hrp_peer_type {
     HRP_PEER_FAIL = 11,    /* root -> node: not committed, or superseded later; status, text */
     HRP_PEER_LEFT = 12,    /* node -> root, after COMMIT: that rank died or left */
     HRP_PEER_GONE = 13,    /* node -> root, after COMMIT: nothing of the comm is left on this node */
-    HRP_PEER_NTYPES = 14,
+    /* How a link is made without sockets; only to a peer of minor version 1 or later. Sent by the one that makes the link,
+       before it dials any stream; whatever is missing on either end, both end up with the same answer. */
+    HRP_PEER_VERBS_OFFER = 14,  /* dialer: what it has, or why not (status, text) */
+    HRP_PEER_VERBS_ANSWER = 15, /* the other: what it has, its queue pairs connected, or why not */
+    HRP_PEER_VERBS_READY =
+        16, /* each: messages went both ways, or what happened; both HRP_OK: the link is up */
+    HRP_PEER_NTYPES = 17,
 };
 
 struct hrp_peer_hdr {
@@ -195,6 +201,31 @@ struct hrp_peer_comm { /* COMMIT, LEFT, GONE */
     uint32_t reserved;
 };
 
+#define HRP_PEER_QUEUES_MAX 8u
+
+struct hrp_peer_verbs { /* OFFER, ANSWER */
+    uint64_t nonce;     /* of this attempt, the dialer's choice, not 0 */
+    uint32_t status;    /* HRP_OK; otherwise text says why, and all below `must` is 0 */
+    uint8_t must;       /* 1: the sender is configured to use nothing but verbs */
+    uint8_t ethernet;   /* 1: RoCE, 0: InfiniBand */
+    uint8_t global;     /* 1: the path uses the GID */
+    uint8_t mtu;        /* 1..5: 128 << mtu bytes */
+    uint16_t lid, pkey;
+    uint8_t queues; /* 1..HRP_PEER_QUEUES_MAX; OFFER: at most, ANSWER: exactly */
+    uint8_t reserved[3];
+    uint32_t depth, msg_bytes; /* message buffers that each queue pair grants, and their size */
+    uint8_t gid[16];
+    uint32_t qpn[HRP_PEER_QUEUES_MAX]; /* 24 bits; 0 beyond `queues` */
+    uint32_t psn[HRP_PEER_QUEUES_MAX]; /* 24 bits; 0 beyond `queues` */
+};
+_Static_assert(sizeof(struct hrp_peer_verbs) == 112, "layout");
+
+struct hrp_peer_ready { /* READY */
+    uint64_t nonce;
+    uint32_t status;
+    uint32_t reserved;
+};
+
 struct hrp_peer_msg {
     uint16_t type;
     union {
@@ -206,6 +237,8 @@ struct hrp_peer_msg {
         struct hrp_peer_roster roster;
         struct hrp_peer_vote vote;
         struct hrp_peer_comm comm;
+        struct hrp_peer_verbs verbs;
+        struct hrp_peer_ready ready;
     } body;
     /* ROSTER. encode: the caller's arrays; decode: into the caller's buffer. */
     const uint64_t *joins;

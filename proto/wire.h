@@ -127,7 +127,7 @@ struct hrp_comm_config {
     uint8_t algo;           /* enum hrp_algo */
     uint8_t reproducible;   /* enum hrp_tristate */
     uint8_t wire_f32;       /* enum hrp_tristate */
-    uint8_t transport;      /* 0 default, 1 tcp, 2 verbs */
+    uint8_t transport;      /* 0 default (resolved: whatever the daemons' links are), 1 tcp, 2 verbs */
     uint32_t require;       /* bits: HRP_REQUIRE_* */
     uint32_t reserved[4];
 };

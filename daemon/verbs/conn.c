@@ -190,6 +190,16 @@ struct hrd_verbs_conn *hrd_verbs_conn_new(const struct hrd_verbs_device *dev, un
     return c;
 }
 
+void hrd_verbs_conn_trim(struct hrd_verbs_conn *c, unsigned queues)
+{
+    while (c->n > queues) {
+        struct hrd_verbs_queue *q = &c->q[--c->n];
+        c->dev.v->destroy_qp(q->qp);
+        *q = (struct hrd_verbs_queue){0};
+        c->local.queues = (uint8_t)c->n;
+    }
+}
+
 /* ---- connect ---------------------------------------------------------------------------------------------------- */
 
 static int compatible(const struct hrd_verbs_conn *c, const struct hrd_verbs_end *r, char *why, size_t len)

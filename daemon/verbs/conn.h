@@ -109,6 +109,8 @@ struct hrd_verbs_conn {
 struct hrd_verbs_conn *hrd_verbs_conn_new(const struct hrd_verbs_device *dev, unsigned queues, void *arena,
                                           uint64_t arena_len, uint64_t nonce, uint32_t stall_ms, char *why,
                                           size_t len);
+/* Gives up queue pairs that the peer has no counterpart for; before connect. */
+void hrd_verbs_conn_trim(struct hrd_verbs_conn *c, unsigned queues);
 /* 0, or negative errno with a sentence. first: this end speaks first; the other waits for it, because before it is known
    to be connected nothing may be sent to it. */
 int hrd_verbs_conn_connect(struct hrd_verbs_conn *c, const struct hrd_verbs_end *remote, bool first,

@@ -108,12 +108,13 @@ void sim_start(struct sim *s, uint32_t nnodes, uint32_t nranks, const uint32_t *
     s->nnodes = nnodes;
     s->nranks = nranks;
     memcpy(s->node_of_rank, node_of_rank, nranks * sizeof(uint32_t));
-    if (o->verbs || sim_over_verbs)
+    s->verbs = o->verbs || sim_over_verbs;
+    if (s->verbs)
         fake_verbs_plain();
     start_agents(s, o);
     for (uint32_t i = 0; i < nnodes; i++)
         for (uint32_t j = i + 1; j < nnodes; j++)
-            connect_nodes(s, i, j, o->verbs || sim_over_verbs);
+            connect_nodes(s, i, j, s->verbs);
     for (uint32_t r = 0; r < nranks; r++) {
         struct sim_rank *k = &s->rank[r];
         k->node = node_of_rank[r];
@@ -169,6 +170,12 @@ void sim_events(struct sim *s)
                 k->comms_gone++;
                 break;
             case HRD_EV_LINK_LOST:
+                /* Sockets tell the other end by themselves; over verbs the daemons' control connection does. */
+                if (s->verbs && ev->id >= 100)
+                    hrd_agent_link_down(s->node[ev->id - 100].agent, n + 100,
+                                        "the other end closed the link");
+                k->links_lost++;
+                break;
             case HRD_EV_LINK_GONE:
                 k->links_lost++;
                 break;

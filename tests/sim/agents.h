@@ -39,6 +39,7 @@ struct sim_node {
 
 struct sim {
     uint32_t nnodes, nranks;
+    bool verbs;
     struct sim_node node[SIM_MAX_NODES];
     struct sim_rank rank[SIM_MAX_RANKS];
     uint32_t node_of_rank[SIM_MAX_RANKS];

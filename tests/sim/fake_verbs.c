@@ -58,6 +58,8 @@ struct fqp {
     struct fqp *next;
 };
 
+uint32_t fake_verbs_stall_ms = 10000;
+
 static struct {
     pthread_mutex_t lock;
     struct fake_device dev[FAKE_DEVICES];
@@ -823,8 +825,9 @@ void fake_verbs_pair(struct hrd_verbs_conn **a, void *arena_a, uint64_t len_a, s
 {
     struct hrd_verbs_device dev = fake_verbs_device();
     char why[512] = "?";
-    *a = hrd_verbs_conn_new(&dev, queues, arena_a, len_a, 77, 10000, why, sizeof(why));
-    *b = *a ? hrd_verbs_conn_new(&dev, queues, arena_b, len_b, 77, 10000, why, sizeof(why)) : NULL;
+    *a = hrd_verbs_conn_new(&dev, queues, arena_a, len_a, 77, fake_verbs_stall_ms, why, sizeof(why));
+    *b = *a ? hrd_verbs_conn_new(&dev, queues, arena_b, len_b, 77, fake_verbs_stall_ms, why, sizeof(why))
+            : NULL;
     if (!*b || hrd_verbs_conn_connect(*b, &(*a)->local, false, why, sizeof(why)) ||
         hrd_verbs_conn_connect(*a, &(*b)->local, true, why, sizeof(why)))
         fail_msg("%s", why);

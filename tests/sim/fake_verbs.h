@@ -80,6 +80,8 @@ struct ibv_qp_attr fake_verbs_last_rtr(void);
 
 const struct hrd_verbs *fake_verbs(void);
 
+/* Of connections made by fake_verbs_pair(); 10000. */
+extern uint32_t fake_verbs_stall_ms;
 /* Two connected and probed ends over arenas of the caller's. Fails the test if they cannot be. */
 void fake_verbs_pair(struct hrd_verbs_conn **a, void *arena_a, uint64_t len_a, struct hrd_verbs_conn **b,
                      void *arena_b, uint64_t len_b, unsigned queues);

@@ -74,6 +74,8 @@ struct w_node {
     uint32_t ready_status; /* what the agent answers to comm_add */
     bool ready_held;       /* it answers never */
     bool no_link[W_NODES]; /* data links to that node fail */
+    bool verbs;            /* its links are; otherwise tcp, because of: */
+    const char *no_verbs;
     bool no_dial[W_NODES]; /* connections to that node are not answered */
     char name[HRP_PEER_NAME];
     unsigned adds;
@@ -146,6 +148,7 @@ bool hrd_peer_info(struct hrd_daemon *d, uint32_t no, struct hrd_peer_info *out)
         return false;
     addr[i] = w_addr(i);
     *out = (struct hrd_peer_info){.no = no,
+                                  .minor = HRP_PEER_MINOR,
                                   .instance = w[i].d.instance,
                                   .name = w[i].name,
                                   .where = "somewhere",
@@ -228,6 +231,14 @@ int hrd_peer_link(struct hrd_daemon *d, uint32_t no)
     w_event(W_LINKED, me, to, 0)->no = w[to].no_of[me];
     w_event(W_LINKED, to, me, 0)->no = no;
     return 0;
+}
+
+const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const char **why)
+{
+    struct w_node *n = &w[w_index(d)];
+    (void)no;
+    *why = n->verbs ? "" : n->no_verbs ? n->no_verbs : "it was not tried";
+    return n->verbs ? "verbs" : "tcp";
 }
 
 bool hrd_peers_is_mine(struct hrd_daemon *d, const struct hrp_addr *addr)

@@ -142,7 +142,17 @@ static void test_values(void **state)
         {"reproducible", "off", "off"},
         {"reproducible", "yes", NULL},
         {"wire", "f32", "f32"},
-        {"transport", "verbs", NULL},
+        {"transport", "verbs", "verbs"},
+        {"transport", "ib", NULL},
+        {"verbs_gid_index", "auto", "auto"},
+        {"verbs_gid_index", "3", "3"},
+        {"verbs_gid_index", "256", NULL},
+        {"verbs_pkey", "0x8001", "32769"},
+        {"verbs_pkey", "0x", NULL},
+        {"verbs_pkey", "0x1g", NULL},
+        {"verbs_pkey", "0x10000", NULL},
+        {"verbs_pkey", "0x123456789", NULL},
+        {"verbs_service_level", "16", NULL},
         {"require", "verbs, gdr", "verbs, gdr"},
         {"require", "", ""},
         {"require", "verbs gdr", NULL},
@@ -250,6 +260,7 @@ static void test_keys_against_each_other(void **state)
     assert_non_null(strstr(h.text, "reproducible = off"));
     assert_int_equal(load(&c, FILE_TEXT("algorithm = ring\nreproducible = off\n"), &h), 0);
     assert_int_equal(load(&c, FILE_TEXT("transport = tcp\nrequire = verbs\n"), &h), 1);
+    assert_int_equal(load(&c, FILE_TEXT("verbs_mtu = 1500\n"), &h), 1);
     assert_int_equal(load(&c, FILE_TEXT("staging_window = 1000000\n"), &h), 1);
 }
 

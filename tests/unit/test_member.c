@@ -342,7 +342,7 @@ static void test_what_this_version_cannot(void **state)
         w_join_msg(rank[i], &j);
     }
     w_settle();
-    all_failed(0, 2, HRP_UNSUPPORTED, "require = verbs was asked for");
+    all_failed(0, 2, HRP_UNSUPPORTED, "require = verbs was asked for, but nodes n0 and n1 exchange over tcp");
     /* A node may require more than the root; its name is in the sentence. */
     w[1].d.cfg.require = HRP_REQUIRE_GDR;
     join_all("req", 0, (int[]){0, 1}, 2);
@@ -350,6 +350,39 @@ static void test_what_this_version_cannot(void **state)
     all_failed(0, 2, HRP_UNSUPPORTED, "cannot be made on node n1: require = gdr");
     assert_null(w_leftover());
     w_end();
+}
+
+/* What the links are decides, for all ranks alike and at once. */
+static void test_transport(void **state)
+{
+    (void)state;
+    w_begin(16);
+    for (int i = 0; i < 2; i++) {
+        w[i].no_verbs = "port 1 of mlx5_0 is INIT";
+        rank[i] = w_process(i, 1000);
+        struct hrp_msg_join j = w_join_of("verbs", 0, (uint32_t)i, 2);
+        j.config.transport = 2;
+        w_join_msg(rank[i], &j);
+    }
+    w_settle();
+    all_failed(0, 2, HRP_UNSUPPORTED, "transport = verbs was asked for");
+    all_failed(0, 2, HRP_UNSUPPORTED, "port 1 of mlx5_0 is INIT");
+    w[0].verbs = w[1].verbs = true;
+    for (int i = 0; i < 2; i++) {
+        struct hrp_msg_join j = w_join_of("tcp", 0, (uint32_t)i, 2);
+        j.config.transport = 1;
+        w_join_msg(rank[i], &j);
+    }
+    w_settle();
+    all_failed(0, 2, HRP_UNSUPPORTED, "exchange over verbs; set transport = tcp");
+    for (int i = 0; i < 2; i++) {
+        struct hrp_msg_join j = w_join_of("both", 0, (uint32_t)i, 2);
+        j.config.require = HRP_REQUIRE_VERBS;
+        w_join_msg(rank[i], &j);
+    }
+    w_settle();
+    all_joined(2);
+    finish(2);
 }
 
 static void test_no_slot(void **state)
@@ -452,6 +485,7 @@ int main(void)
         cmocka_unit_test(test_wrong_world_size),
         cmocka_unit_test(test_wrong_configuration),
         cmocka_unit_test(test_what_this_version_cannot),
+        cmocka_unit_test(test_transport),
         cmocka_unit_test(test_no_slot),
         cmocka_unit_test(test_unique_id),
         cmocka_unit_test(test_id_that_leads_to_myself),

@@ -85,6 +85,30 @@ static struct hrp_peer_msg sample(unsigned type)
         m.body.vote.status = HRP_RESOURCE;
         m.text = "no room";
         break;
+    case HRP_PEER_VERBS_OFFER:
+        m.body.verbs = (struct hrp_peer_verbs){.nonce = 5,
+                                               .must = 1,
+                                               .ethernet = 1,
+                                               .global = 1,
+                                               .mtu = 5,
+                                               .lid = 7,
+                                               .pkey = 0xffff,
+                                               .queues = 2,
+                                               .depth = 64,
+                                               .msg_bytes = 4352,
+                                               .gid = {0xfe, 0x80},
+                                               .qpn = {17, 0xffffff},
+                                               .psn = {0, 0xffffff}};
+        m.text = ""; /* it may have one */
+        break;
+    case HRP_PEER_VERBS_ANSWER:
+        m.body.verbs = (struct hrp_peer_verbs){.nonce = 5, .status = HRP_UNSUPPORTED};
+        m.text = "no RDMA device";
+        break;
+    case HRP_PEER_VERBS_READY:
+        m.body.ready = (struct hrp_peer_ready){.nonce = 5, .status = HRP_TIMEOUT};
+        m.text = "nothing came";
+        break;
     default:
         m.body.comm.comm_id[0] = 1;
         m.body.comm.rank = type == HRP_PEER_LEFT ? 4 : 0;
@@ -273,6 +297,36 @@ static void test_fields(void **state)
     WRONG(HRP_PEER_GONE, m.body.comm.rank = 1);
 }
 
+static void test_verbs_fields(void **state)
+{
+    (void)state;
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.nonce = 0);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.must = 2);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.status = HRP_IN_PROGRESS);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.status = HRP_NSTATUS);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.status = HRP_UNSUPPORTED); /* with parameters */
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.ethernet = 2);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.global = 2);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.mtu = 0);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.mtu = 6);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.queues = 0);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.queues = 1);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.queues = 3);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.queues = HRP_PEER_QUEUES_MAX + 1);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.reserved[2] = 1);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.depth = 0);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.msg_bytes = 0);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.qpn[1] = 0);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.qpn[1] = 0x1000000);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.psn[1] = 0x1000000);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.psn[2] = 1);
+    WRONG(HRP_PEER_VERBS_ANSWER, m.body.verbs.status = HRP_OK);
+    WRONG(HRP_PEER_VERBS_ANSWER, m.body.verbs.qpn[0] = 1);
+    WRONG(HRP_PEER_VERBS_READY, m.body.ready.nonce = 0);
+    WRONG(HRP_PEER_VERBS_READY, m.body.ready.status = HRP_IN_PROGRESS);
+    WRONG(HRP_PEER_VERBS_READY, m.body.ready.reserved = 1);
+}
+
 static void test_roster_fields(void **state)
 {
     (void)state;
@@ -293,7 +347,7 @@ static void test_roster_fields(void **state)
     WRONG(HRP_PEER_ROSTER, m.body.roster.config.op_timeout_ms = 0);
     WRONG(HRP_PEER_ROSTER, m.body.roster.config.reproducible = HRP_DEFAULT);
     WRONG(HRP_PEER_ROSTER, m.body.roster.config.wire_f32 = HRP_DEFAULT);
-    WRONG(HRP_PEER_ROSTER, m.body.roster.config.transport = 0);
+    WRONG(HRP_PEER_ROSTER, m.body.roster.config.transport = 3);
 }
 
 static void roster_array_wrong(const struct hrp_peer_msg *m)
@@ -555,17 +609,12 @@ static void test_extremes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_header),
-        cmocka_unit_test(test_fields),
-        cmocka_unit_test(test_roster_fields),
-        cmocka_unit_test(test_roster_arrays),
-        cmocka_unit_test(test_noise),
-        cmocka_unit_test(test_hello),
-        cmocka_unit_test(test_reply_and_confirm),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_header),        cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_verbs_fields),  cmocka_unit_test(test_roster_fields),
+        cmocka_unit_test(test_roster_arrays), cmocka_unit_test(test_noise),
+        cmocka_unit_test(test_hello),         cmocka_unit_test(test_reply_and_confirm),
+        cmocka_unit_test(test_names),         cmocka_unit_test(test_extremes),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

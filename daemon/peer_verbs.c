@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How two daemons agree on a verbs link, over their control connection:
+ *
+ *   dialer    OFFER    what its device is and its queue pairs, or why it has none
+ *   other     ANSWER   the same; with HRP_OK its queue pairs are connected already
+ *   both      probe: a message as large as any goes each way on each queue pair
+ *   both      READY    the probe's result; the link is up where both say HRP_OK
+ *
+ * Every outcome is the same on both ends, because each end's word is final when it is sent and both are needed. Without
+ * an agreement the dialer goes on with tcp; where one of the two is configured to use nothing but verbs, the communicators
+ * that need the link fail on both.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "daemon/peer_impl.h"
+
+#define VERBS_TIMEOUT_MS 5000u
+#define MINOR_WITH_VERBS 1u
+
+void hrd_verbs_drop(struct hrd_peer *p)
+{
+    struct verbs_try *t = p->verbs;
+    p->verbs = NULL;
+    if (t && t->conn)
+        hrd_verbs_conn_free(t->conn);
+    free(t);
+}
+
+static bool must(const struct hrd_daemon *d)
+{
+    return d->cfg.transport == 2 || (d->cfg.require & HRP_REQUIRE_VERBS);
+}
+
+/* No verbs link with this peer: tcp, or nothing. The text is copied first: it may lie in the attempt. */
+static void settle(struct hrd_daemon *d, struct hrd_peer *p, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void settle(struct hrd_daemon *d, struct hrd_peer *p, const char *fmt, ...)
+{
+    char why[sizeof(p->verbs_why)];
+    bool required = must(d) || p->verbs->peer_must, dialer = p->verbs->dialer;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof(why), fmt, ap);
+    va_end(ap);
+    memcpy(p->verbs_why, why, sizeof(why));
+    hrd_verbs_drop(p);
+    if (required) {
+        hrd_member_link_refused(d, p->no, HRP_UNSUPPORTED, why);
+        return;
+    }
+    p->verbs_settled = true;
+    if (dialer)
+        hrd_peer_link(d, p->no);
+}
+
+/* ---- the own end ------------------------------------------------------------------------------------------------ */
+
+static void say_once(struct hrd_daemon *d, const char *text)
+{
+    char *said = d->peers->verbs_said;
+    if (strncmp(said, text, sizeof(d->peers->verbs_said) - 1) == 0)
+        return;
+    snprintf(said, sizeof(d->peers->verbs_said), "%s", text);
+    hrd_notice("verbs: %s", text);
+}
+
+static bool choose_device(struct hrd_daemon *d, struct hrd_verbs_device *dev, char *why, size_t len)
+{
+    const struct hrd_config *c = &d->cfg;
+    const struct hrd_net *net = &d->peers->net;
+    struct hrd_verbs_want want = {.port = c->verbs_port,
+                                  .gid_index = c->verbs_gid_index,
+                                  .pkey = c->verbs_pkey,
+                                  .sl = c->verbs_service_level,
+                                  .tc = c->verbs_traffic_class,
+                                  .mtu = c->verbs_mtu,
+                                  .timeout = c->verbs_timeout,
+                                  .retry = c->verbs_retry,
+                                  .queues = c->verbs_queue_pairs,
+                                  .addr = net->own,
+                                  .naddrs = net->local_only ? 0 : net->nown};
+    char text[HRD_VERBS_NOTES + 200];
+    snprintf(want.device, sizeof(want.device), "%s", c->verbs_device);
+    if (c->transport == 1) {
+        snprintf(why, len, "transport = tcp in hreduced.conf of node %s", d->node_name);
+        return false;
+    }
+    if (!d->verbs)
+        d->verbs = hrd_verbs_load(why, len);
+    if (!d->verbs || hrd_verbs_choose(d->verbs, &want, dev, why, len) != 0) {
+        say_once(d, why);
+        return false;
+    }
+    snprintf(text, sizeof(text), "%s%s%s", dev->text, dev->note[0] ? "; " : "", dev->note);
+    say_once(d, text);
+    return true;
+}
+
+/* This end's queue pairs, or the reason in t->why. */
+static void make_end(struct hrd_daemon *d, struct verbs_try *t, unsigned queues)
+{
+    struct hrd_verbs_device dev;
+    void *arena;
+    uint64_t bytes;
+    if (!choose_device(d, &dev, t->why, sizeof(t->why)))
+        return;
+    hrd_agent_arena(d->agent, &arena, &bytes);
+    t->conn = hrd_verbs_conn_new(&dev, queues, arena, bytes, t->nonce, d->cfg.peer_timeout_ms, t->why,
+                                 sizeof(t->why));
+}
+
+static struct verbs_try *try_new(struct hrd_daemon *d, struct hrd_peer *p, uint64_t nonce)
+{
+    struct verbs_try *t = calloc(1, sizeof(*t));
+    if (!t)
+        abort();
+    t->nonce = nonce;
+    t->deadline = uv_now(d->loop) + VERBS_TIMEOUT_MS;
+    p->verbs = t;
+    return t;
+}
+
+/* ---- messages --------------------------------------------------------------------------------------------------- */
+
+static void send_end(struct hrd_daemon *d, struct hrd_peer *p, uint16_t type)
+{
+    struct verbs_try *t = p->verbs;
+    struct hrp_peer_msg msg = {.type = type};
+    struct hrp_peer_verbs *v = &msg.body.verbs;
+    v->nonce = t->nonce;
+    v->must = must(d);
+    if (t->conn) {
+        const struct hrd_verbs_end *e = &t->conn->local;
+        v->ethernet = e->ethernet;
+        v->global = e->global;
+        v->mtu = e->mtu;
+        v->lid = e->lid;
+        v->pkey = e->pkey;
+        v->queues = e->queues;
+        v->depth = e->depth;
+        v->msg_bytes = e->msg_bytes;
+        memcpy(v->gid, e->gid.raw, sizeof(v->gid));
+        for (unsigned i = 0; i < e->queues; i++) {
+            v->qpn[i] = e->qpn[i];
+            v->psn[i] = e->psn[i];
+        }
+    } else {
+        v->status = HRP_UNSUPPORTED;
+        msg.text = t->why;
+        msg.text_len = strlen(t->why);
+    }
+    hrd_peer_send(d, p->no, &msg);
+}
+
+_Static_assert(HRP_PEER_QUEUES_MAX == HRD_VERBS_QUEUES_MAX, "the message has room for all queue pairs");
+
+static struct hrd_verbs_end end_of(const struct hrp_peer_verbs *v)
+{
+    struct hrd_verbs_end e = {.ethernet = v->ethernet,
+                              .global = v->global,
+                              .mtu = v->mtu,
+                              .queues = v->queues,
+                              .lid = v->lid,
+                              .pkey = v->pkey,
+                              .depth = v->depth,
+                              .msg_bytes = v->msg_bytes};
+    memcpy(e.gid.raw, v->gid, sizeof(v->gid));
+    memcpy(e.qpn, v->qpn, sizeof(e.qpn));
+    memcpy(e.psn, v->psn, sizeof(e.psn));
+    return e;
+}
+
+static void send_ready(struct hrd_daemon *d, struct hrd_peer *p, uint32_t status, const char *text)
+{
+    struct hrp_peer_msg msg = {.type = HRP_PEER_VERBS_READY, .text = text, .text_len = strlen(text)};
+    msg.body.ready.nonce = p->verbs->nonce;
+    msg.body.ready.status = status;
+    hrd_peer_send(d, p->no, &msg);
+}
+
+/* This end gives up, and says so. */
+static void give_up(struct hrd_daemon *d, struct hrd_peer *p, const char *why)
+{
+    send_ready(d, p, HRP_UNSUPPORTED, why);
+    settle(d, p, "node %s: %s", d->node_name, why);
+}
+
+static void complete(struct hrd_daemon *d, struct hrd_peer *p)
+{
+    struct hrd_verbs_conn *conn = p->verbs->conn;
+    p->verbs->conn = NULL;
+    hrd_verbs_drop(p);
+    p->verbs_why[0] = '\0';
+    hrd_link_is_up(d, p, &hrd_transport_verbs, &conn->base, conn->n);
+}
+
+static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
+{
+    const struct hrp_peer_verbs *v = &msg->body.verbs;
+    if (hrd_peer_dials(d, p->instance) || p->link_up)
+        return false;
+    hrd_link_drop_try(d, p);
+    struct verbs_try *t = try_new(d, p, v->nonce);
+    t->peer_must = v->must;
+    if (v->status == HRP_OK) {
+        struct hrd_verbs_end end = end_of(v);
+        char why[sizeof(t->why)];
+        make_end(d, t, v->queues);
+        if (t->conn) {
+            end.queues = (uint8_t)t->conn->n; /* the dialer uses as many of its own as this end has */
+            if (hrd_verbs_conn_connect(t->conn, &end, false, why, sizeof(why))) {
+                hrd_verbs_conn_free(t->conn);
+                t->conn = NULL;
+                memcpy(t->why, why, sizeof(why));
+            }
+        }
+    } else {
+        snprintf(t->why, sizeof(t->why), "%.*s", (int)msg->text_len, msg->text ? msg->text : "");
+    }
+    send_end(d, p, HRP_PEER_VERBS_ANSWER);
+    t->probing = t->conn != NULL;
+    if (!t->conn)
+        settle(d, p, "node %s: %s", v->status == HRP_OK ? d->node_name : p->name, t->why);
+    hrd_peer_soon(d);
+    return true;
+}
+
+static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
+{
+    const struct hrp_peer_verbs *v = &msg->body.verbs;
+    struct verbs_try *t = p->verbs;
+    if (!t || !t->dialer || t->nonce != v->nonce)
+        return true; /* of an attempt that this end has given up */
+    if (t->fresh || t->probing || t->own_ready)
+        return false;
+    t->peer_must = v->must;
+    if (!t->conn) {
+        settle(d, p, "node %s: %s", d->node_name, t->why);
+        return true;
+    }
+    if (v->status != HRP_OK) {
+        settle(d, p, "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
+        return true;
+    }
+    if (v->queues > t->conn->n)
+        return false;
+    struct hrd_verbs_end end = end_of(v);
+    char why[sizeof(t->why)];
+    hrd_verbs_conn_trim(t->conn, v->queues);
+    if (hrd_verbs_conn_connect(t->conn, &end, true, why, sizeof(why))) {
+        give_up(d, p, why);
+        return true;
+    }
+    t->probing = true;
+    hrd_peer_soon(d);
+    return true;
+}
+
+static bool got_ready(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
+{
+    const struct hrp_peer_ready *r = &msg->body.ready;
+    struct verbs_try *t = p->verbs;
+    if (!t || t->nonce != r->nonce) {
+        if (r->status != HRP_OK && !p->link_verbs) /* tcp came faster than the reason for it */
+            snprintf(p->verbs_why, sizeof(p->verbs_why), "node %s: %.*s", p->name, (int)msg->text_len,
+                     msg->text ? msg->text : "");
+        return true;
+    }
+    if (r->status != HRP_OK) {
+        settle(d, p, "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
+        return true;
+    }
+    if (!t->conn || t->peer_ready)
+        return false;
+    t->peer_ready = true;
+    if (t->own_ready)
+        complete(d, p);
+    return true;
+}
+
+bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
+{
+    switch (msg->type) {
+    case HRP_PEER_VERBS_OFFER:
+        return got_offer(d, p, msg);
+    case HRP_PEER_VERBS_ANSWER:
+        return got_answer(d, p, msg);
+    default:
+        return got_ready(d, p, msg);
+    }
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------ */
+
+void hrd_verbs_begin(struct hrd_daemon *d, struct hrd_peer *p)
+{
+    uint64_t nonce;
+    if (getrandom(&nonce, sizeof(nonce), 0) != (ssize_t)sizeof(nonce))
+        abort();
+    struct verbs_try *t = try_new(d, p, nonce | 1);
+    t->dialer = t->fresh = true;
+    hrd_peer_soon(d);
+}
+
+static void start(struct hrd_daemon *d, struct hrd_peer *p)
+{
+    p->verbs->fresh = false;
+    if (p->minor < MINOR_WITH_VERBS) {
+        settle(d, p, "node %s runs a release without verbs; install the same on all nodes", p->name);
+        return;
+    }
+    make_end(d, p->verbs, HRD_VERBS_QUEUES_MAX);
+    send_end(d, p, HRP_PEER_VERBS_OFFER);
+}
+
+static void probe(struct hrd_daemon *d, struct hrd_peer *p)
+{
+    struct verbs_try *t = p->verbs;
+    char why[400];
+    int r = hrd_verbs_conn_probe(t->conn, why, sizeof(why));
+    if (r == 0)
+        return;
+    t->probing = false;
+    if (r < 0) {
+        give_up(d, p, why);
+        return;
+    }
+    t->own_ready = true;
+    send_ready(d, p, HRP_OK, "");
+    if (t->peer_ready)
+        complete(d, p);
+}
+
+/* An end that has said READY waits for the other, which has a limit of its own and a control connection that ends with
+   it. */
+static void check_deadline(struct hrd_daemon *d, struct hrd_peer *p)
+{
+    const struct verbs_try *t = p->verbs;
+    if (!t || t->own_ready || uv_now(d->loop) < t->deadline)
+        return;
+    give_up(d, p,
+            t->probing ? "the test messages did not get through within 5 s: is UDP port 4791 filtered, is "
+                         "the MTU larger "
+                         "than a switch passes, are the two ports on one network?"
+                       : "no answer to the offer of verbs within 5 s");
+}
+
+bool hrd_verbs_step(struct hrd_daemon *d)
+{
+    bool again = false;
+    /* What is called here may end a comm, never a peer. */
+    for (struct hrd_peer *p = d->peers->peers, *next; p; p = next) {
+        next = p->next;
+        if (p->verbs && p->verbs->fresh)
+            start(d, p);
+        if (p->verbs && p->verbs->probing)
+            probe(d, p);
+        check_deadline(d, p);
+        again = again || (p->verbs && !p->verbs->own_ready);
+    }
+    return again;
+}

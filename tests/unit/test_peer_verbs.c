@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: MIT */
+/* Two daemons' control sides in one process agree on a verbs link, or on none, with the same answer on both. */
+#include "daemon/peer_impl.h"
+#include "tests/sim/fake_verbs.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "proto/status.h"
+
+static uv_loop_t loop;
+static struct hrd_daemon d[2]; /* d[0] dials */
+
+static void make(int i, uint16_t port)
+{
+    char err[512] = "";
+    memset(&d[i], 0, sizeof(d[i]));
+    hrd_config_defaults(&d[i].cfg);
+    d[i].cfg.port = (uint16_t)(port + i);
+    d[i].loop = &loop;
+    d[i].verbs = fake_verbs();
+    memset(d[i].instance, i + 1, sizeof(d[i].instance));
+    snprintf(d[i].node_name, sizeof(d[i].node_name), "n%d", i);
+    struct hrd_agent_config ac = {.arena_bytes = 4 << 20,
+                                  .threads = 1,
+                                  .unit_bytes = 1 << 20,
+                                  .unit_min_bytes = 1 << 18,
+                                  .chunk_bytes = 1 << 16,
+                                  .eager_limit = 4096,
+                                  .stall_warning_ms = 60000,
+                                  .node_name = d[i].node_name};
+    if (hrd_agent_new(&d[i].agent, &ac, err, sizeof(err)) || hrd_members_new(&d[i]) ||
+        hrd_peers_new(&d[i], err, sizeof(err)))
+        fail_msg("%s", err);
+}
+
+static void turn(void)
+{
+    uv_run(&loop, UV_RUN_NOWAIT);
+    for (int i = 0; i < 2; i++) {
+        struct hrd_event *ev = hrd_agent_take_events(d[i].agent);
+        while (ev) {
+            struct hrd_event *next = ev->next;
+            hrd_peer_event(&d[i], ev);
+            free(ev);
+            ev = next;
+        }
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+}
+
+static struct hrd_peer *peer_of(int i)
+{
+    return d[i].peers->peers;
+}
+
+/* Connects the two; no link yet. */
+static void begin(void)
+{
+    static uint16_t port;
+    struct hrp_addr to;
+    fake_verbs_plain();
+    port = (uint16_t)(port ? port + 2 : 20000 + getpid() % 20000);
+    uv_loop_init(&loop);
+    make(0, port);
+    make(1, port);
+    assert_int_equal(hrd_addr_parse("127.0.0.1", (uint16_t)(port + 1), &to), 0);
+    hrd_peer_dial(&d[0], 1, &to, 1, NULL, 0);
+    for (int i = 0; i < 20000; i++) {
+        turn();
+        if (hrd_peer_find(&d[0], d[1].instance) && hrd_peer_find(&d[1], d[0].instance))
+            return;
+    }
+    fail_msg("the two do not connect");
+}
+
+/* Asks for the link on both ends until both have it, or an answer that there is none. */
+static void link_up(bool expected)
+{
+    for (int i = 0; i < 20000; i++) {
+        int up0 = hrd_peer_link(&d[0], peer_of(0)->no), up1 = hrd_peer_link(&d[1], peer_of(1)->no);
+        if (up0 == 1 && up1 == 1) {
+            assert_true(expected);
+            return;
+        }
+        turn();
+        if (!expected && peer_of(0)->verbs_why[0] && peer_of(1)->verbs_why[0])
+            return;
+    }
+    fail_msg("no answer about the link");
+}
+
+static void link_is(const char *transport, const char *words)
+{
+    const char *why;
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < 4000 && words[0]; k++) { /* the other end's reason may come behind its streams */
+            (void)hrd_peer_transport(&d[i], peer_of(i)->no, &why);
+            if (strstr(why, words))
+                break;
+            turn();
+        }
+        assert_string_equal(hrd_peer_transport(&d[i], peer_of(i)->no, &why), transport);
+        if (words[0] ? !strstr(why, words) : why[0])
+            fail_msg("node %d: '%s' does not say '%s'", i, why, words);
+    }
+}
+
+static void end(void)
+{
+    for (int i = 0; i < 2; i++)
+        hrd_peers_free(&d[i]);
+    for (int i = 0; i < 2; i++)
+        hrd_members_free(&d[i]);
+    for (int i = 0; i < 50; i++)
+        uv_run(&loop, UV_RUN_NOWAIT);
+    for (int i = 0; i < 2; i++)
+        hrd_agent_free(d[i].agent);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    assert_int_equal(uv_loop_close(&loop), 0);
+    fake_verbs_hold(false);
+    fake_verbs_reset(); /* nothing is left */
+}
+
+static void test_both_can(void **state)
+{
+    (void)state;
+    begin();
+    link_up(true);
+    link_is("verbs", "");
+    end();
+}
+
+static void test_queues(void **state)
+{
+    (void)state;
+    begin();
+    d[0].cfg.verbs_queue_pairs = 5;
+    d[1].cfg.verbs_queue_pairs = 3;
+    link_up(true);
+    link_is("verbs", "");
+    end();
+    begin();
+    d[0].cfg.verbs_queue_pairs = 1;
+    d[1].cfg.verbs_queue_pairs = 8;
+    link_up(true);
+    link_is("verbs", "");
+    end();
+}
+
+/* One end cannot or may not: tcp on both, for the same reason. */
+static void test_one_cannot(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 2; who++) {
+        begin();
+        snprintf(d[who].cfg.verbs_device, sizeof(d[who].cfg.verbs_device), "mlx5_9");
+        link_up(true);
+        link_is("tcp", who ? "node n1: verbs_device = mlx5_9, but there is only fake0"
+                           : "node n0: verbs_device = mlx5_9, but there is only fake0");
+        end();
+        begin();
+        d[who].cfg.transport = 1;
+        link_up(true);
+        link_is("tcp", who ? "transport = tcp in hreduced.conf of node n1"
+                           : "transport = tcp in hreduced.conf of node n0");
+        end();
+    }
+}
+
+/* Objects run out at any step of either end. */
+static void test_resources(void **state)
+{
+    (void)state;
+    for (unsigned after = 0; after < 4; after++) {
+        begin();
+        fake_verbs_fail(FAKE_CREATE_QP, after, ENOMEM, 0);
+        link_up(true);
+        link_is(after < 4 ? "tcp" : "verbs", "a queue pair cannot be made on fake0 (Cannot allocate memory)");
+        end();
+    }
+    /* INIT twice on each end, then RTR and RTS. */
+    for (unsigned after = 0; after < 12; after++) {
+        begin();
+        fake_verbs_fail(FAKE_MODIFY_QP, after, EINVAL, 1);
+        link_up(true);
+        link_is("tcp", "Invalid argument");
+        end();
+    }
+}
+
+static void test_path_does_not_work(void **state)
+{
+    (void)state;
+    begin();
+    fake_verbs_wc_error(IBV_WC_RETRY_EXC_ERR, 1);
+    link_up(true);
+    link_is("tcp", "retry exceeded");
+    end();
+    begin();
+    fake_verbs_hold(true); /* nothing arrives, nothing fails */
+    link_up(true);
+    link_is("tcp", "did not get through within 5 s");
+    end();
+}
+
+/* Required on one end: no link on either, in words, and another try works once the reason is gone. */
+static void test_required(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 4; who++) {
+        begin();
+        if (who < 2)
+            d[who].cfg.transport = 2;
+        else
+            d[who - 2].cfg.require = HRP_REQUIRE_VERBS;
+        snprintf(d[who & 1 ? 0 : 1].cfg.verbs_device, 64, "mlx5_9");
+        link_up(false);
+        link_is("none", "there is only fake0");
+        snprintf(d[who & 1 ? 0 : 1].cfg.verbs_device, 64, "auto");
+        link_up(true);
+        link_is("verbs", "");
+        end();
+    }
+}
+
+static void test_old_release(void **state)
+{
+    (void)state;
+    begin();
+    peer_of(0)->minor = 0;
+    hrd_peer_link(&d[0], peer_of(0)->no);
+    for (int i = 0; i < 20000 && !(peer_of(0)->link_up && peer_of(1)->link_up); i++)
+        turn();
+    const char *why;
+    assert_string_equal(hrd_peer_transport(&d[0], peer_of(0)->no, &why), "tcp");
+    assert_non_null(strstr(why, "release without verbs"));
+    end();
+}
+
+/* The daemon ends in the middle of it: nothing is left. */
+static void test_end_in_between(void **state)
+{
+    (void)state;
+    for (int turns = 0; turns < 30; turns++) {
+        begin();
+        fake_verbs_hold(turns % 2);
+        hrd_peer_link(&d[0], peer_of(0)->no);
+        for (int i = 0; i < turns; i++)
+            turn();
+        end();
+    }
+}
+
+/* Messages out of place cost the sender the connection. */
+static void test_out_of_place(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        begin();
+        struct hrp_peer_msg msg = {.type = HRP_PEER_VERBS_OFFER};
+        msg.body.verbs = (struct hrp_peer_verbs){.nonce = 3, .status = HRP_UNSUPPORTED};
+        if (kind == 1) { /* of no attempt: passed over */
+            msg.type = HRP_PEER_VERBS_ANSWER;
+            hrd_peer_send(&d[1], peer_of(1)->no, &msg);
+            msg = (struct hrp_peer_msg){.type = HRP_PEER_VERBS_READY, .body.ready = {.nonce = 3}};
+            hrd_peer_send(&d[1], peer_of(1)->no, &msg);
+            link_up(true);
+            link_is("verbs", "");
+        } else { /* the wrong end offers */
+            hrd_peer_send(&d[1], peer_of(1)->no, &msg);
+            for (int i = 0; i < 20000 && (d[0].peers->peers || d[1].peers->peers); i++)
+                turn();
+            assert_null(d[0].peers->peers);
+            assert_null(d[1].peers->peers);
+        }
+        end();
+    }
+}
+
+int main(void)
+{
+    hrd_log_set_level(HRD_LOG_WARNING);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_both_can),           cmocka_unit_test(test_queues),
+        cmocka_unit_test(test_one_cannot),         cmocka_unit_test(test_resources),
+        cmocka_unit_test(test_path_does_not_work), cmocka_unit_test(test_required),
+        cmocka_unit_test(test_old_release),        cmocka_unit_test(test_end_in_between),
+        cmocka_unit_test(test_out_of_place),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
