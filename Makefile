@@ -99,6 +99,8 @@ endif
 
 # Only the daemon and its command line use these; the client library needs libc alone.
 DAEMON_PKGS := libuv libsystemd inih jansson
+# Headers only: the library is loaded at run time where it is, see daemon/verbs/verbs_api.h.
+DAEMON_HEADERS := libibverbs
 DAEMON_CFLAGS := $(shell pkg-config --cflags $(DAEMON_PKGS) 2>/dev/null)
 DAEMON_LIBS = $(shell pkg-config --libs $(DAEMON_PKGS)) $(CUDA_LIBS) -lm
 
@@ -226,8 +228,8 @@ link = $(CC) $(CFLAGS_ALL) $(EXE_LDFLAGS) $(LDFLAGS_ALL) -o $@
 # One sentence instead of a page of missing headers.
 .PHONY: daemon-libs
 daemon-libs:
-	@pkg-config --exists $(DAEMON_PKGS) 2>/dev/null || { echo "hreduced needs pkg-config and the development\
-	 files of: $(DAEMON_PKGS). On Debian 'make deps' installs them." >&2; exit 1; }
+	@pkg-config --exists $(DAEMON_PKGS) $(DAEMON_HEADERS) 2>/dev/null || { echo "hreduced needs pkg-config and the development\
+	 files of: $(DAEMON_PKGS) $(DAEMON_HEADERS). On Debian 'make deps' installs them." >&2; exit 1; }
 $(call objs,$(DAEMON_SRC) $(CTL_SRC)): | daemon-libs
 
 DAEMON_PARTS := daemon kernels gpukernels proto
