@@ -148,7 +148,7 @@ static const json_t *slow_peer(const json_t *peers)
 static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hrd_snapshot *snap,
                            const struct hrd_snapshot_comm *c, const json_t *member)
 {
-    char used[200], reason[400];
+    char used[200];
     if (c->nnodes == 1) {
         stage(stages, "exchange", "none: all ranks are on this node");
         return;
@@ -164,9 +164,8 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
     json_t *s = stage(stages, "exchange", used);
     if (slow && d->cfg.transport != 1) {
         const char *why = json_string_value(json_object_get(slow, "reason"));
-        snprintf(reason, sizeof(reason), "to node %s: %s", json_string_value(json_object_get(slow, "name")),
-                 why ? why : "not known");
-        wanted(s, "verbs", reason, "what the reason says; or accept it with transport = tcp");
+        wanted(s, "verbs", why ? why : "not known",
+               "what the reason says; or accept it with transport = tcp");
     }
     json_object_set_new(s, "peers", peers);
 }

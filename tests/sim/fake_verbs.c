@@ -138,7 +138,7 @@ static struct ibv_device **f_list(int *n)
         errno = w.list_err;
         return NULL;
     }
-    struct ibv_device **list = need((w.ndev + 1) * sizeof(*list));
+    struct ibv_device **list = need((w.ndev + 1) * sizeof(struct ibv_device *));
     for (unsigned i = 0; i < w.ndev; i++) {
         list[i] = need(sizeof(*list[i]));
         snprintf(list[i]->name, sizeof(list[i]->name), "%s", w.dev[i].name);

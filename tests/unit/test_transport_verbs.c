@@ -446,28 +446,30 @@ static const char *const words[NKINDS] = {"immediate value",
                                           "never announced",
                                           "outside of the memory"};
 
-static void misbehave(struct victim *v, enum kind kind)
+/* A posted op of the victim's and its grant, as the frame that would answer it. */
+static struct hrp_frame granted(struct victim *v)
 {
-    static char zeros[HRD_VMSG_BYTES];
     struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = COUNT};
-    struct hrp_frame f = frame(HRP_FRAME_DATA), credit = f;
+    struct hrp_frame f = frame(HRP_FRAME_DATA);
+    sim_post(&v->sim, 0, 0, &sig, 0, 0);
+    struct hrp_frame credit = wait_credit(v);
+    f.slot = credit.slot;
+    f.unit = credit.unit;
+    f.sig = credit.sig;
+    return f;
+}
+
+static void bad_message(struct victim *v, enum kind kind)
+{
+    static const char zeros[HRD_VMSG_BYTES];
+    struct hrp_frame f = frame(HRP_FRAME_DATA);
     char *text = v->arena + 65536;
-    struct hrd_vregion r = {.off = 0, .len = 4096, .addr = 1, .rkey = 1};
-    bool posted = kind >= PLACED_WRONG_SLOT && kind <= WRITE_SEND_MEMORY;
-    if (posted || kind == CREDIT_OUTSIDE) {
-        sim_post(&v->sim, 0, 0, &sig, 0, 0);
-        credit = wait_credit(v);
-        f.slot = credit.slot;
-        f.unit = credit.unit;
-        f.sig = credit.sig;
-    }
     switch (kind) {
     case IMMEDIATE:
         raw(v, 0, IBV_WR_SEND_WITH_IMM, v->arena, 16, 0, 0);
         break;
     case WRITE_IMMEDIATE:
-        sim_post(&v->sim, 0, 0, &sig, 0, 0);
-        wait_credit(v);
+        granted(v);
         raw(v, 1, IBV_WR_RDMA_WRITE_WITH_IMM, v->arena, 64, v->region[0].addr, v->region[0].rkey);
         break;
     case SEND_TOO_LONG:
@@ -504,6 +506,15 @@ static void misbehave(struct victim *v, enum kind kind)
         say(v, 0, HRD_VMSG_FRAME, 0, &f, sizeof(f));
         say(v, 0, kind == FRAME_IN_FRAME ? HRD_VMSG_FRAME : HRD_VMSG_MORE, 0, zeros, 101);
         break;
+    default:
+        break;
+    }
+}
+
+static void bad_frame(struct victim *v, enum kind kind)
+{
+    struct hrp_frame f = kind == PLACED_WRONG_SLOT ? granted(v) : frame(HRP_FRAME_DATA);
+    switch (kind) {
     case SHORT_FRAME:
         say(v, 0, HRD_VMSG_FRAME, 0, &f, sizeof(f) - 1);
         break;
@@ -529,6 +540,17 @@ static void misbehave(struct victim *v, enum kind kind)
         f.len = 64;
         say(v, 1, HRD_VMSG_PLACED, 0, &f, sizeof(f));
         break;
+    default:
+        break;
+    }
+}
+
+static void bad_memory(struct victim *v, enum kind kind)
+{
+    struct hrd_vregion r = {.off = 0, .len = 4096, .addr = 1, .rkey = 1};
+    bool posted = (kind >= WRITE_OUTSIDE && kind <= WRITE_SEND_MEMORY) || kind == CREDIT_OUTSIDE;
+    struct hrp_frame f = posted ? granted(v) : frame(HRP_FRAME_DATA);
+    switch (kind) {
     case WRITE_OUTSIDE:
         raw(v, 1, IBV_WR_RDMA_WRITE, v->arena, 64, v->region[0].addr - 64, v->region[0].rkey);
         break;
@@ -554,14 +576,22 @@ static void misbehave(struct victim *v, enum kind kind)
         say(v, 0, HRD_VMSG_REGION, 0, &r, sizeof(r));
         break;
     case CREDIT_OUTSIDE: /* a grant for memory that was never opened */
-        f = frame(HRP_FRAME_CREDIT);
-        f.sig = credit.sig;
+        f.type = HRP_FRAME_CREDIT;
         f.slot = UINT64_C(1) << 40;
         say(v, 0, HRD_VMSG_FRAME, 0, &f, sizeof(f));
         break;
     default:
         break;
     }
+}
+
+static void misbehave(struct victim *v, enum kind kind)
+{
+    bad_message(v, kind);
+    if (kind >= SHORT_FRAME && kind <= PLACED_WRONG_SLOT)
+        bad_frame(v, kind);
+    if (kind >= WRITE_OUTSIDE)
+        bad_memory(v, kind);
 }
 
 static void test_protocol_errors(void **state)
