@@ -86,8 +86,8 @@ static char *span_at(const struct hrd_span *s, uint64_t byte)
 static void run_range(const struct hrd_work *w, uint64_t at, uint64_t n)
 {
     uint32_t total = w->nsrc + w->ndst;
-    void *stack[SPANS_ON_STACK];
-    void **ptr = total <= SPANS_ON_STACK ? stack : malloc(total * sizeof(*ptr));
+    void *stack[SPANS_ON_STACK] = {NULL};
+    void **ptr = total <= SPANS_ON_STACK ? stack : calloc(total, sizeof(*ptr));
     if (!ptr)
         abort();
     while (n > 0) {
