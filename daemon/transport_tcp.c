@@ -319,7 +319,7 @@ static void stream_ready(struct hrd_pollable *p, uint32_t events)
 
 static void addr_text(int fd, int peer, char *buf, size_t len)
 {
-    struct sockaddr_storage ss;
+    struct sockaddr_storage ss = {0};
     socklen_t sl = sizeof(ss);
     char ip[INET6_ADDRSTRLEN] = "?";
     unsigned port = 0;
