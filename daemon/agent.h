@@ -83,7 +83,7 @@ void hrd_agent_arena(const struct hrd_agent *a, void **base, uint64_t *bytes);
 void hrd_agent_session_add(struct hrd_agent *a, uint64_t sid, struct hrp_seg_header *seg, int doorbell,
                            const _Atomic uint32_t *poisoned);
 /* Fails every comm with a rank of this session (HRP_RANK_LOST, text names it), lets go of its memory, then
-   SESSION_GONE. why: "process 1234 died" or "left without destroying its communicators", completed to a
+   SESSION_GONE. why: "process 1234 died" or "process 1234 closed its connection", completed to a
    sentence. */
 void hrd_agent_session_end(struct hrd_agent *a, uint64_t sid, const char *why);
 void hrd_agent_buffer_add(struct hrd_agent *a, uint64_t sid, uint32_t id, void *base, uint64_t bytes);

@@ -178,7 +178,7 @@ static void on_grace_over(uv_timer_t *timer)
 {
     struct hrd_session_priv *p = timer->data;
     char why[96];
-    snprintf(why, sizeof(why), "process %d left without destroying its communicators", (int)p->pub.pid);
+    snprintf(why, sizeof(why), "process %d closed its connection", (int)p->pub.pid);
     hrd_session_kill(&p->pub, why);
 }
 

@@ -56,7 +56,10 @@ void hrd_agent_session_add(struct hrd_agent *a, uint64_t sid, struct hrp_seg_hea
 void hrd_agent_session_end(struct hrd_agent *a, uint64_t sid, const char *why)
 {
     (void)a;
-    hear("agent: end %d: %s\n", (int)sid, strstr(why, "died") ? "died" : strstr(why, "left") ? "left" : why);
+    hear("agent: end %d: %s\n", (int)sid,
+         strstr(why, "died")                    ? "died"
+         : strstr(why, "closed its connection") ? "left"
+                                                : why);
 }
 
 void hrd_agent_buffer_add(struct hrd_agent *a, uint64_t sid, uint32_t id, void *base, uint64_t bytes)
