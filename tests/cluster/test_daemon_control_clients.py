@@ -15,6 +15,11 @@ from helper_hreduced import (ABI, ALLOC, CTL, DONE, ERROR, FREE, GET_ID, HEADER,
                              WINDOW, Client, Daemon, check, run_tests, wait_for)
 
 
+def is_welcome(daemon):
+    with Client(daemon) as c:
+        return c.welcome is not None and c.welcome.type == WELCOME
+
+
 def serves(daemon):
     """A fresh client gets everything: the rest of a test's bad company did no harm."""
     with Client(daemon) as c:
@@ -280,6 +285,8 @@ def test_descriptor_limit():
             m.close()
             c.close()
         wait_for("descriptors to come back", lambda: d.fds() <= base)
+        # Those of the idle ones that still stood in the socket's queue are accepted, and found closed, one after the other.
+        wait_for("a fresh client to be welcome", lambda: is_welcome(d))
         serves(d)
 
 
