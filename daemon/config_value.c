@@ -280,6 +280,14 @@ static bool valid_name(const char *s)
     return *s != '\0' && s[good] == '\0';
 }
 
+/* What the kernel takes as a name, less what would be hard to see in a file. */
+static bool valid_interface_name(const char *s)
+{
+    size_t n = strlen(s);
+    return n > 0 && n < 16 &&
+           strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:@") == n;
+}
+
 static bool valid_addr(const char *s)
 {
     unsigned char ip[16];
@@ -287,7 +295,7 @@ static bool valid_addr(const char *s)
     if (inet_pton(AF_INET, s, ip) == 1)
         return true;
     size_t n = strcspn(s, "%");
-    if (n >= sizeof(host) || (s[n] == '%' && s[n + 1] == '\0'))
+    if (n >= sizeof(host) || (s[n] == '%' && !valid_interface_name(s + n + 1)))
         return false;
     memcpy(host, s, n);
     host[n] = '\0';
@@ -301,7 +309,7 @@ static bool valid_interface(const char *s)
     const char *slash = strchr(s, '/');
     uint64_t bits;
     if (!slash)
-        return *s != '\0' && strlen(s) < 16 && !strpbrk(s, " \t,");
+        return valid_interface_name(s);
     if ((size_t)(slash - s) >= sizeof(host) || !parse_uint(slash + 1, &bits))
         return false;
     memcpy(host, s, (size_t)(slash - s));

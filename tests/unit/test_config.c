@@ -123,6 +123,8 @@ static void test_values(void **state)
         {"listen", "localhost", NULL},
         {"listen", "10.0.0.256", NULL},
         {"listen", "fe80::1%", NULL},
+        {"listen", "::%   !\t\tx", NULL}, /* a fuzzer's find: no interface is called that */
+        {"listen", "fe80::1%sixteen_letters_", NULL},
         {"listen", "1.1.1.1,1.1.1.2,1.1.1.3,1.1.1.4,1.1.1.5,1.1.1.6,1.1.1.7,1.1.1.8,1.1.1.9", NULL},
         {"advertise", "", ""},
         {"interface", "ib0", "ib0"},
