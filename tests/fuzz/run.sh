@@ -18,7 +18,7 @@ one_target()
     mkdir -p "$found"
     [ -d "$seeds" ] || seeds=
     # shellcheck disable=SC2086 # no seeds, no argument
-    if "$build/tests/fuzz/$target" -max_total_time="$share" -timeout=10 -rss_limit_mb=2048 \
+    if "$build/tests/fuzz/$target" -seed="${FUZZ_SEED:-0}" -max_total_time="$share" -timeout=10 -rss_limit_mb=2048 \
         -artifact_prefix="$build/crashes/$target-" -print_final_stats=1 "$found" $seeds >"$log" 2>&1; then
         echo "ok    $target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs in $share s"
     else
