@@ -17,7 +17,8 @@ add some/pass.sh <<<'test -d "$TMPDIR" && test -z "$(ls -A "$TMPDIR")" && touch 
 add some/fail.sh <<<'echo some words; exit 3'
 add some/skip.sh <<<'echo "SKIP: no such device"; exit 77'
 add some/dies.sh <<<'kill -SEGV $$'
-add some/hang.sh <<<'# timeout: 1
+# In two pieces, so that the runner does not take it for this test's own limit.
+add some/hang.sh <<<'# time''out: 1
 sleep 1000'
 add some/left.sh <<<'setsid sleep 1001 >/dev/null 2>&1 & exit 0'
 add some/nameless.sh <<<'env -i setsid sleep 1000.5 >/dev/null 2>&1 & exit 0'

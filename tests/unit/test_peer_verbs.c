@@ -69,7 +69,7 @@ static void begin(void)
     static uint16_t port;
     struct hrp_addr to;
     fake_verbs_plain();
-    port = (uint16_t)(port ? port + 2 : 20000 + getpid() % 20000);
+    port = (uint16_t)(port ? port + 2 : 20000 + getpid() % 12000);
     uv_loop_init(&loop);
     make(0, port);
     make(1, port);
