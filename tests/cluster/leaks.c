@@ -92,16 +92,30 @@ static void run_job(struct hpf_cluster *c)
     ht_run(c, &job);
 }
 
+/* Looks that must agree before the daemon counts as at rest: it lets go of memory and descriptors a little after the last
+   session, on threads of its own. */
+#define LOOKS_AT_REST 10u
+
+static bool same(const struct holding *a, const struct holding *b)
+{
+    return a->fds == b->fds && a->threads == b->threads && a->arena_used == b->arena_used &&
+           a->session_bytes == b->session_bytes;
+}
+
 /* The daemon learns of a process's end a moment after us. as_before: what to wait for, or NULL. */
 static struct holding settled(struct hpf_cluster *c, unsigned node, const struct holding *as_before)
 {
-    long long deadline = hpf_now_ms() + ht_ms(3000);
-    struct holding h = look(c, node);
-    /* The one that asks is a client too. */
-    while ((h.sessions > 1 || h.comms > 0 || (as_before && h.fds > as_before->fds)) &&
-           hpf_now_ms() < deadline) {
+    long long deadline = hpf_now_ms() + ht_ms(10000);
+    struct holding h = look(c, node), last;
+    unsigned looks = 0;
+    while (looks < LOOKS_AT_REST && hpf_now_ms() < deadline) {
         hpf_sleep_ms(50);
+        last = h;
         h = look(c, node);
+        /* The one that asks is a client too. */
+        bool rest =
+            h.sessions <= 1 && h.comms == 0 && same(&h, &last) && (!as_before || h.fds <= as_before->fds);
+        looks = rest ? looks + 1 : 0;
     }
     HT_CHECK(h.sessions <= 1 && h.comms == 0,
              "node %u keeps %" PRIu64 " sessions and %" PRIu64 " communicators", node, h.sessions, h.comms);
