@@ -57,6 +57,7 @@ struct hrd_config {
 
     uint32_t threads; /* resolved: 1..64 */
     uint32_t spin_us; /* resolved */
+    uint8_t simd;     /* 0: auto; else enum hrk_level + 1 */
 
     uint8_t algorithm; /* enum hrp_algo */
     bool reproducible;

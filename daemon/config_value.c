@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "kernels/kernels.h"
 #include "proto/wire.h"
 
 struct word {
@@ -30,6 +31,8 @@ static const struct word words_algo[] = {{"auto", HRP_ALGO_AUTO},
                                          {NULL, 0}};
 static const struct word words_wire[] = {{"type", 0}, {"f32", 1}, {NULL, 0}};
 static const struct word words_transport[] = {{"auto", 0}, {"tcp", 1}, {"verbs", 2}, {NULL, 0}};
+static const struct word words_simd[] = {
+    {"auto", 0}, {"scalar", HRK_SCALAR + 1}, {"avx2", HRK_AVX2 + 1}, {"avx512", HRK_AVX512 + 1}, {NULL, 0}};
 static const struct word words_require[] = {
     {"verbs", HRP_REQUIRE_VERBS}, {"gdr", HRP_REQUIRE_GDR}, {"p2p", HRP_REQUIRE_P2P}, {NULL, 0}};
 static const struct word words_level[] = {{"error", HRD_LOG_ERROR},   {"warning", HRD_LOG_WARNING},
@@ -47,6 +50,8 @@ static const struct word *words_of(enum hrd_key_type type)
         return words_wire;
     case HRD_KEY_TRANSPORT:
         return words_transport;
+    case HRD_KEY_SIMD:
+        return words_simd;
     case HRD_KEY_REQUIRE:
         return words_require;
     case HRD_KEY_LEVEL:

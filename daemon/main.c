@@ -9,6 +9,7 @@
 #include "daemon/log.h"
 #include "daemon/service.h"
 #include "daemon/version.h"
+#include "kernels/kernels.h"
 
 /* sysexits(3): a restart will not help, and the unit says so to systemd. */
 enum { EXIT_USAGE = 64, EXIT_CONFIG = 78 };
@@ -110,6 +111,17 @@ static int load_config(const struct options *o, struct hrd_config *cfg, hrd_conf
     return rc > 0 ? EXIT_CONFIG : 0;
 }
 
+/* 0, or the exit status. */
+static int choose_simd(const struct hrd_config *cfg)
+{
+    char asked[16];
+    if (cfg->simd == 0 || hrk_set_level((enum hrk_level)(cfg->simd - 1)) == 0)
+        return 0;
+    hrd_error("simd = %s: this processor, or its kernel, goes no further than %s; set simd = auto",
+              hrd_config_get(cfg, "simd", asked, sizeof(asked)), hrk_level_name(hrk_get_level()));
+    return EXIT_CONFIG;
+}
+
 int main(int argc, char **argv)
 {
     struct options o = {.config = HRD_DEFAULT_CONFIG};
@@ -129,5 +141,8 @@ int main(int argc, char **argv)
         return rc;
     }
     hrd_log_set_level(cfg.log_level);
+    rc = choose_simd(&cfg);
+    if (rc != 0)
+        return rc;
     return hrd_service_run(&cfg, o.config, o.config_named);
 }

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The result is defined: the same inputs on the same ranks give the same bits for every unit and chunk size,
- * number of threads, algorithm that may be chosen, arrival order, restart of the daemons, and for a buffer
+ * number of threads, instruction set, algorithm that may be chosen, arrival order, restart of the daemons, and for a buffer
  * reduced whole or in parts. timeout: 240
  */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/kernels.h"
 #include "tests/lib/harness.h"
 
 #define COUNT 100003u
@@ -17,16 +18,24 @@ static const unsigned map[NRANKS] = {0, 1, 1, 2, 0, 2, 2};
 struct setting {
     const char *name;
     const char *keys[5];
+    enum hrk_level needs;
 };
 static const struct setting settings[] = {
-    {"defaults", {NULL}},
+    {"defaults", {NULL}, HRK_SCALAR},
     {"small units and chunks, one thread",
-     {"unit_size = 64K", "unit_min = 4K", "chunk_size = 4K", "threads = 1", NULL}},
+     {"unit_size = 64K", "unit_min = 4K", "chunk_size = 4K", "threads = 1", NULL},
+     HRK_SCALAR},
     {"large units, odd chunks, many threads",
-     {"unit_size = 4M", "unit_min = 1M", "chunk_size = 12292", "threads = 6", NULL}},
-    {"gather", {"algorithm = gather", NULL}},
-    {"direct, nothing eager, one stream", {"algorithm = direct", "eager_limit = 0", "tcp_streams = 1", NULL}},
-    {"defaults again", {NULL}},
+     {"unit_size = 4M", "unit_min = 1M", "chunk_size = 12292", "threads = 6", NULL},
+     HRK_SCALAR},
+    {"gather", {"algorithm = gather", NULL}, HRK_SCALAR},
+    {"direct, nothing eager, one stream",
+     {"algorithm = direct", "eager_limit = 0", "tcp_streams = 1", NULL},
+     HRK_SCALAR},
+    {"the narrowest instructions", {"simd = scalar", NULL}, HRK_SCALAR},
+    {"wider ones", {"simd = avx2", NULL}, HRK_AVX2},
+    {"the widest", {"simd = avx512", NULL}, HRK_AVX512},
+    {"defaults again", {NULL}, HRK_SCALAR},
 };
 #define NSETTINGS (sizeof(settings) / sizeof(settings[0]))
 
@@ -109,8 +118,11 @@ int main(void)
     uint64_t first = 0;
     for (size_t i = 0; i < NSETTINGS; i++) {
         struct arg arg = {.seed = i + 1};
-        printf("%s\n", settings[i].name);
+        bool possible = settings[i].needs <= hrk_get_level();
+        printf("%s%s\n", settings[i].name, possible ? "" : ": this processor cannot");
         fflush(stdout);
+        if (!possible)
+            continue;
         struct hpf_cluster *c = ht_cluster(3, settings[i].keys);
         struct ht_job job = {.nranks = NRANKS,
                              .map = map,
