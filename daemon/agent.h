@@ -143,6 +143,13 @@ void hrd_agent_comm_leave(struct hrd_agent *a, uint64_t comm, uint32_t rank);
 /* ---- looking in ------------------------------------------------------------------------------------------
  */
 
+/* Upper bounds of the classes that the times of ops are counted in, microseconds; one class more is above the last. */
+#define HRD_TIME_BOUNDS                                                                               \
+    {                                                                                                 \
+        20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000 \
+    }
+#define HRD_NTIMES 16u
+
 struct hrd_snapshot_comm {
     uint64_t comm;
     uint32_t nranks, nnodes, node, nlocal;
@@ -154,7 +161,9 @@ struct hrd_snapshot_comm {
     uint64_t op_age_ms;      /* since its first rank's ready */
     uint64_t last_op_age_ms; /* since the last completion; UINT64_MAX: none yet */
     uint64_t algo_ops[HRP_NALGOS];
-    char last_plan[256]; /* the plan of the last op in words */
+    uint64_t time_us;              /* of completed ops, from the first rank's ready on, in all */
+    uint64_t time_ops[HRD_NTIMES]; /* ops by time */
+    char last_plan[256];           /* the plan of the last op in words */
 };
 
 struct hrd_snapshot_link {
@@ -171,6 +180,8 @@ struct hrd_snapshot {
     unsigned threads;
     char simd[16];
     uint32_t ncomms, nlinks, nsessions;
+    struct hrd_snapshot_comm
+        total; /* the counters of all comms since the start, also of those that are gone */
     struct hrd_snapshot_comm *comm;
     struct hrd_snapshot_link *link;
 };

@@ -304,6 +304,27 @@ static json_t *clients_json(const struct hrd_daemon *d)
                      (json_int_t)t.refused, "faults", (json_int_t)t.faults);
 }
 
+static json_t *totals_json(const struct hrd_snapshot_comm *t)
+{
+    static const uint64_t bounds[HRD_NTIMES - 1] = HRD_TIME_BOUNDS;
+    json_t *o = json_object(), *times = json_array();
+    set_int(o, "ops_done", t->ops_done);
+    set_int(o, "ops_failed", t->ops_failed);
+    set_int(o, "bytes", t->bytes);
+    set_int(o, "staged_bytes", t->staged_bytes);
+    set_int(o, "tx_bytes", t->tx_bytes);
+    set_int(o, "rx_bytes", t->rx_bytes);
+    set_int(o, "time_us", t->time_us);
+    for (unsigned i = 0; i < HRD_NTIMES; i++)
+        json_array_append_new(
+            times, json_pack("{s:o, s:I}", "upto_us",
+                             i < HRD_NTIMES - 1 ? json_integer((json_int_t)bounds[i]) : json_null(), "ops",
+                             (json_int_t)t->time_ops[i]));
+    json_object_set_new(o, "times", times);
+    json_object_set_new(o, "algorithms", hrd_algorithms_json(t));
+    return o;
+}
+
 /* ---- answers ---------------------------------------------------------------------------------------------- */
 
 static void reply_json(struct hrd_session *s, uint64_t cookie, json_t *doc)
@@ -323,10 +344,11 @@ static void answer_status(const struct question *q, struct hrd_session *s, const
     struct hrd_daemon *d = q->d;
     struct asker who = asker_of(s);
     reply_json(s, q->cookie,
-               json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "format", 1, "daemon",
-                         daemon_json(d, snap), "memory", memory_json(d, snap), "clients", clients_json(d),
-                         "sessions", filter(hrd_sessions_json(d), &who), "comms", comms_json(d, snap, &who),
-                         "peers", peers_json(d, snap), "peer_port", hrd_peer_port_json(d)));
+               json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "format", 1, "daemon",
+                         daemon_json(d, snap), "totals", totals_json(&snap->total), "memory",
+                         memory_json(d, snap), "clients", clients_json(d), "sessions",
+                         filter(hrd_sessions_json(d), &who), "comms", comms_json(d, snap, &who), "peers",
+                         peers_json(d, snap), "peer_port", hrd_peer_port_json(d)));
 }
 
 static void answer_paths(const struct question *q, struct hrd_session *s, const struct hrd_snapshot *snap)

@@ -125,9 +125,25 @@ static void unlink_rank(struct arank *r)
     r->s = NULL;
 }
 
+void hrd_comm_count(struct hrd_snapshot_comm *sum, const struct hrd_snapshot_comm *c)
+{
+    sum->ops_done += c->ops_done;
+    sum->ops_failed += c->ops_failed;
+    sum->bytes += c->bytes;
+    sum->staged_bytes += c->staged_bytes;
+    sum->tx_bytes += c->tx_bytes;
+    sum->rx_bytes += c->rx_bytes;
+    sum->time_us += c->time_us;
+    for (unsigned i = 0; i < HRP_NALGOS; i++)
+        sum->algo_ops[i] += c->algo_ops[i];
+    for (unsigned i = 0; i < HRD_NTIMES; i++)
+        sum->time_ops[i] += c->time_ops[i];
+}
+
 void hrd_comm_free(struct acomm *c)
 {
     struct hrd_agent *a = c->a;
+    hrd_comm_count(&a->gone, &c->stat);
     while (c->ops)
         hrd_op_free(c->ops);
     for (struct acredit *cr = c->credits, *next; cr; cr = next) {

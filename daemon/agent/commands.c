@@ -379,8 +379,11 @@ static void query(struct hrd_agent *a, uint64_t token)
     s->comm = xalloc(s->ncomms, sizeof(*s->comm));
     s->link = xalloc(s->nlinks, sizeof(*s->link));
     uint32_t i = 0;
-    for (struct acomm *c = a->comms; c; c = c->next)
+    s->total = a->gone;
+    for (struct acomm *c = a->comms; c; c = c->next) {
+        hrd_comm_count(&s->total, &c->stat);
         snapshot_comm(c, &s->comm[i++], a->now);
+    }
     i = 0;
     for (struct alink *l = a->links; l; l = l->next) {
         struct hrd_snapshot_link *o = &s->link[i++];

@@ -84,6 +84,17 @@ bool hrd_complete_poisoned(const struct acomm *c)
     return false;
 }
 
+static void count_time(struct acomm *c, const struct aop *op)
+{
+    static const uint64_t bounds[HRD_NTIMES - 1] = HRD_TIME_BOUNDS;
+    uint64_t us = op->start_ns && c->a->now > op->start_ns ? (c->a->now - op->start_ns) / 1000 : 0;
+    unsigned i = 0;
+    while (i < HRD_NTIMES - 1 && us > bounds[i])
+        i++;
+    c->stat.time_us += us;
+    c->stat.time_ops[i]++;
+}
+
 void hrd_complete_op(struct aop *op)
 {
     struct acomm *c = op->c;
@@ -91,6 +102,7 @@ void hrd_complete_op(struct aop *op)
     c->last_done_ns = c->a->now;
     c->stat.ops_done += !bad;
     c->stat.bytes += hrp_sig_bytes(&op->sig, c->nranks);
+    count_time(c, op);
     if (op->plan.algo < HRP_NALGOS)
         c->stat.algo_ops[op->plan.algo]++;
     for (uint32_t i = 0; i < c->nlocal; i++) {

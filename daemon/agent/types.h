@@ -284,6 +284,7 @@ struct hrd_agent {
     struct asession *sessions;
     struct alink *links;
     struct acomm *comms;
+    struct hrd_snapshot_comm gone; /* counters of comms that are no more */
     struct aorphan *orphans;
     struct acomm *bucket[COMM_BUCKETS];
     bool links_to_close, work_to_admit, sessions_to_end;
@@ -420,5 +421,7 @@ void hrd_comm_tick(struct acomm *c);
 void hrd_comm_orphan(struct hrd_agent *a, struct alink *l, const struct hrp_frame *f, const char *text);
 void hrd_comm_add(struct hrd_agent *a, const struct hrd_comm_spec *spec);
 void hrd_comm_free(struct acomm *c);
+/* Adds the counters of c to sum. */
+void hrd_comm_count(struct hrd_snapshot_comm *sum, const struct hrd_snapshot_comm *c);
 
 #endif

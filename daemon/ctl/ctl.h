@@ -34,6 +34,7 @@ struct ctl_command {
 
 /* ---- commands ---- */
 int ctl_status(const struct ctl_options *options);
+int ctl_metrics(const struct ctl_options *options);
 int ctl_path(const struct ctl_options *options);
 int ctl_version(const struct ctl_options *options);
 

@@ -12,6 +12,7 @@
 static const struct ctl_command commands[] = {
     {"status", "the daemon, its processes, communicators, operations and peers", ctl_status},
     {"path", "what each communicator really uses, what was wanted, and why not", ctl_path},
+    {"metrics", "counters for Prometheus, as text", ctl_metrics},
     {"version", "versions of hreducectl and of the daemon", ctl_version},
 };
 enum { NCOMMANDS = sizeof(commands) / sizeof(commands[0]) };
