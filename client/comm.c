@@ -60,7 +60,8 @@ uint32_t hcl_comm_state(struct hcl_comm *comm, char *text, size_t size)
         return status;
     }
     if (atomic_load(&comm->aborted)) {
-        snprintf(text, size, "the communicator was aborted: rank %u (this one, of %u) called hclient_comm_abort",
+        snprintf(text, size,
+                 "the communicator was aborted: rank %u (this one, of %u) called hclient_comm_abort",
                  comm->rank, comm->nranks);
         return HRP_ABORTED;
     }
