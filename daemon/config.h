@@ -53,6 +53,7 @@ struct hrd_config {
 
     uint32_t max_sessions;
     uint32_t max_sessions_per_user;
+    uint32_t max_buffers_per_user;
     uint32_t max_comms; /* slots of a session's segment */
 
     uint32_t threads; /* resolved: 1..64 */

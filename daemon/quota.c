@@ -39,7 +39,8 @@ int hrd_charge_take(struct hrd_charge *charge, struct hrd_quotas *q, uid_t uid, 
     uint64_t held = u ? u->bytes : 0;
     uint32_t held_sessions = u ? u->sessions : 0;
     /* A limit lowered by a reload may lie below what is held: compare without subtracting. */
-    if ((bytes > 0 && (bytes > limits->bytes || held > limits->bytes - bytes)) ||
+    if ((u && u->charges >= limits->charges) ||
+        (bytes > 0 && (bytes > limits->bytes || held > limits->bytes - bytes)) ||
         (sessions > 0 && (sessions > limits->sessions || held_sessions > limits->sessions - sessions)))
         return 1;
     if (!u) {
@@ -74,6 +75,12 @@ uint64_t hrd_quota_bytes(const struct hrd_quotas *q, uid_t uid)
 {
     const struct hrd_quota_user *u = find_user(q, uid);
     return u ? u->bytes : 0;
+}
+
+uint32_t hrd_quota_charges(const struct hrd_quotas *q, uid_t uid)
+{
+    const struct hrd_quota_user *u = find_user(q, uid);
+    return u ? u->charges : 0;
 }
 
 uint32_t hrd_quota_sessions(const struct hrd_quotas *q, uid_t uid)

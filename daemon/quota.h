@@ -21,6 +21,7 @@ struct hrd_charge {
 struct hrd_quota_limits {
     uint64_t bytes;
     uint32_t sessions;
+    uint32_t charges; /* as many things that are charged at once */
 };
 
 /* All users; a value in its owner, zero at first. */
@@ -36,6 +37,7 @@ int hrd_charge_take(struct hrd_charge *charge, struct hrd_quotas *q, uid_t uid, 
 void hrd_charge_drop(struct hrd_charge *charge);
 /* What uid holds. */
 uint64_t hrd_quota_bytes(const struct hrd_quotas *q, uid_t uid);
+uint32_t hrd_quota_charges(const struct hrd_quotas *q, uid_t uid);
 uint32_t hrd_quota_sessions(const struct hrd_quotas *q, uid_t uid);
 
 #endif

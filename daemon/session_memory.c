@@ -19,7 +19,6 @@
 #include "daemon/version.h"
 
 #define MAX_JOBS 64
-#define MAX_BUFFERS 65536u
 /* Unmapping the last reference to more than this is worth a worker thread. */
 #define RELEASE_INLINE ((size_t)16 << 20)
 
@@ -47,7 +46,8 @@ static int charge(struct hrd_session_priv *p, struct hrd_charge *c, uint64_t coo
     struct hrd_daemon *d = p->d;
     struct hrd_quotas *q = &d->sessions->quotas;
     struct hrd_quota_limits limits = {.bytes = d->cfg.max_memory_per_user,
-                                      .sessions = d->cfg.max_sessions_per_user};
+                                      .sessions = d->cfg.max_sessions_per_user,
+                                      .charges = d->cfg.max_buffers_per_user};
     char held[32], more[32], limit[32], text[400];
     int rc = hrd_charge_take(c, q, p->pub.uid, bytes, sessions, &limits);
     if (rc == 0)
@@ -58,6 +58,12 @@ static int charge(struct hrd_session_priv *p, struct hrd_charge *c, uint64_t coo
         snprintf(text, sizeof(text),
                  "user %u has %u processes connected; max_sessions_per_user in hreduced.conf allows %u",
                  (unsigned)p->pub.uid, hrd_quota_sessions(q, p->pub.uid), limits.sessions);
+    else if (hrd_quota_charges(q, p->pub.uid) >= limits.charges)
+        snprintf(
+            text, sizeof(text),
+            "user %u has %u pieces of shared memory (buffers, windows, sessions); max_buffers_per_user in "
+            "hreduced.conf allows %u: free some, or make fewer and larger ones",
+            (unsigned)p->pub.uid, hrd_quota_charges(q, p->pub.uid), limits.charges);
     else
         snprintf(
             text, sizeof(text),
@@ -354,11 +360,12 @@ static struct hrd_buffer **find_buffer(struct hrd_session_priv *p, uint32_t id)
 /* Takes over mem; 0: refused, and the client was told. */
 static uint32_t add_buffer(struct hrd_session_priv *p, uint64_t cookie, struct hrd_memory *mem)
 {
-    struct hrd_buffer *b = p->nbuffers < MAX_BUFFERS ? calloc(1, sizeof(*b)) : NULL;
+    struct hrd_buffer *b = calloc(1, sizeof(*b));
     if (!b || adopt(p, mem) != 0) {
-        hrd_session_error(&p->pub, cookie, HRP_RESOURCE, HRP_SCOPE_NONE,
-                          "this process has %u shared buffers, and no more can be kept; free some",
-                          p->nbuffers);
+        hrd_session_error(
+            &p->pub, cookie, HRP_RESOURCE, HRP_SCOPE_NONE,
+            "the daemon is out of memory for one more than the %u shared buffers of this process",
+            p->nbuffers);
         free(b);
         return 0;
     }

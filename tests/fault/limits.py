@@ -145,6 +145,26 @@ def test_quota():
             job.still()
 
 
+def test_number_of_buffers():
+    """Many small buffers: each costs the daemon one of the mappings that everybody shares."""
+    with Cluster(1, "max_buffers_per_user = 20\n") as cluster:
+        with Undisturbed(cluster) as job:
+            ranks = [cluster.rank(0) for _ in range(4)]
+            refused = None
+            for n in range(24):
+                reply = ranks[n % 4].ask(f"buffer {n // 4} alloc 4096")
+                if reply.code != OK:
+                    refused = reply
+                    break
+            check(refused is not None, "24 buffers more than the limit were given")
+            expect({0: refused}, RESOURCE, ("max_buffers_per_user", "20"))
+            print(f"   {refused.text}")
+            ranks[0].kill()
+            wait_for("the number of a killed rank to come back",
+                     lambda: ranks[1].ask("buffer 7 alloc 4096").code == OK, 10)
+            job.still()
+
+
 def test_no_room_for_a_window():
     """The quota is met when the first ordinary buffer needs its window: the op is refused, in words, on that rank;
     memory that needs no window works."""

@@ -553,7 +553,7 @@ static void test_end_while_memory_is_made(void **state)
 static void test_quota(void **state)
 {
     struct hrd_quotas q = {0};
-    struct hrd_quota_limits limits = {.bytes = 100, .sessions = 2};
+    struct hrd_quota_limits limits = {.bytes = 100, .sessions = 2, .charges = 2};
     struct hrd_charge a = HRD_CHARGE_NONE, b = HRD_CHARGE_NONE, c = HRD_CHARGE_NONE;
     (void)state;
     assert_int_equal(hrd_charge_take(&a, &q, 7, 60, 1, &limits), 0);
@@ -565,6 +565,12 @@ static void test_quota(void **state)
     assert_int_equal(hrd_charge_take(&c, &q, 8, 100, 2, &limits), 0);
     assert_int_equal(hrd_quota_bytes(&q, 7), 100);
     assert_int_equal(hrd_quota_sessions(&q, 7), 2);
+    assert_int_equal(hrd_quota_charges(&q, 7), 2);
+    /* Two things are two things, of whatever size. */
+    struct hrd_charge third = HRD_CHARGE_NONE;
+    limits.bytes = 1000;
+    assert_int_equal(hrd_charge_take(&third, &q, 7, 1, 0, &limits), 1);
+    assert_null(third.user);
     /* A limit lowered below what is held. */
     limits.bytes = 10;
     hrd_charge_drop(&b);
