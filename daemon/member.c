@@ -186,10 +186,11 @@ void hrd_member_link(struct hrd_daemon *d, uint32_t no, const char *why)
     leave(d);
 }
 
-void hrd_member_link_refused(struct hrd_daemon *d, uint32_t no, uint32_t status, const char *why)
+void hrd_member_link_refused(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want,
+                             uint32_t status, const char *why)
 {
     enter(d);
-    hrd_node_link_refused(d, no, status, why);
+    hrd_node_link_refused(d, no, want, status, why);
     leave(d);
 }
 

@@ -75,7 +75,8 @@ struct lrank {
 
 struct lnode {
     struct hrp_peer_node id;
-    uint32_t no; /* peer, 0: not connected */
+    uint32_t no;   /* peer, 0: not connected */
+    uint32_t link; /* once linked: the agent's number */
     bool linked;
     uint64_t token; /* of the dial in progress, 0: none */
     uint64_t retry_at;
@@ -94,6 +95,7 @@ struct lcomm {
     uint32_t status; /* why it ended before COMMIT */
     char text[HRP_COMM_TEXT];
     struct hrp_peer_roster roster;
+    struct hrd_link_want want;
     uint32_t *node_of_rank;
     struct lnode *node;
     struct lrank *local;
@@ -197,7 +199,8 @@ bool hrd_node_dialed(struct hrd_daemon *d, uint64_t token, uint32_t status, uint
 void hrd_node_peer_lost(struct hrd_daemon *d, uint32_t no, const char *why);
 void hrd_node_connect_all(struct hrd_daemon *d);
 void hrd_node_link_failed(struct hrd_daemon *d, uint32_t no, const char *why);
-void hrd_node_link_refused(struct hrd_daemon *d, uint32_t no, uint32_t status, const char *why);
+void hrd_node_link_refused(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want,
+                           uint32_t status, const char *why);
 void hrd_node_session_gone(struct hrd_daemon *d, uint64_t sid, const char *why);
 void hrd_node_event(struct hrd_daemon *d, const struct hrd_event *ev);
 void hrd_node_leave(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie, uint32_t slot);

@@ -22,7 +22,7 @@ static json_t *key_json(const struct hrp_key *key)
     return json_pack("{s:s}", "id", name);
 }
 
-static json_t *nodes_json(const struct lcomm *c)
+static json_t *nodes_json(struct hrd_daemon *d, const struct lcomm *c)
 {
     json_t *list = json_array();
     for (uint32_t i = 0; i < c->roster.nnodes; i++) {
@@ -30,8 +30,14 @@ static json_t *nodes_json(const struct lcomm *c)
         for (uint32_t r = 0; r < c->roster.nranks; r++)
             ranks += c->node_of_rank[r] == i;
         json_t *n = json_pack("{s:s, s:I}", "name", c->node[i].id.name, "ranks", (json_int_t)ranks);
-        if (i != c->roster.node && c->node[i].no != 0)
+        const char *why;
+        if (i != c->roster.node && c->node[i].no != 0) {
             json_object_set_new(n, "peer", json_integer(c->node[i].no));
+            json_object_set_new(n, "link", json_integer(c->node[i].link));
+            (void)hrd_peer_transport(d, c->node[i].no, &c->want, &why);
+            if (why[0])
+                json_object_set_new(n, "reason", json_string(why));
+        }
         json_array_append_new(list, n);
     }
     return list;
@@ -60,7 +66,7 @@ static json_t *comm_json(struct hrd_daemon *d, const struct lcomm *c)
                      (json_int_t)c->roster.node, "age_ms", (json_int_t)(hrd_member_now(d) - c->start),
                      "reproducible", c->roster.config.reproducible == HRP_ON, "wire",
                      c->roster.config.wire_f32 == HRP_ON ? "f32" : "type", "algorithm",
-                     hrd_algo_name(c->roster.config.algo), "nodes", nodes_json(c), "local", local_json(c));
+                     hrd_algo_name(c->roster.config.algo), "nodes", nodes_json(d, c), "local", local_json(c));
 }
 
 /* A set that is not complete: who is missing is what its owner wants to know. */

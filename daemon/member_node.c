@@ -140,6 +140,7 @@ static struct lcomm *comm_new(struct hrd_daemon *d, uint32_t from, const struct 
     memcpy(c->id, b->comm_id, sizeof(c->id));
     memcpy(&c->comm, b->comm_id, sizeof(c->comm));
     c->roster = *b;
+    c->want = (struct hrd_link_want){.transport = b->config.transport};
     c->root_no = from;
     c->start = hrd_member_now(d);
     c->deadline = c->start + hrd_member_phase_ms(d, &b->config);
@@ -187,7 +188,7 @@ bool hrd_node_roster(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_
 /* ---- links ---------------------------------------------------------------------------------------------- */
 
 /* One step towards a link with that node. True: it is there. */
-static bool connect_node(struct hrd_daemon *d, struct lnode *n)
+static bool connect_node(struct hrd_daemon *d, const struct lcomm *c, struct lnode *n)
 {
     if (n->linked || memcmp(n->id.instance, d->instance, sizeof(d->instance)) == 0)
         return true;
@@ -203,7 +204,7 @@ static bool connect_node(struct hrd_daemon *d, struct lnode *n)
     }
     if (now < n->retry_at)
         return false;
-    int r = hrd_peer_link(d, n->no);
+    int r = hrd_peer_link(d, n->no, &c->want, &n->link);
     if (r == -ENOENT)
         n->no = 0;
     n->linked = r == 1;
@@ -222,29 +223,18 @@ static void name_ends(const struct lcomm *c, uint32_t other, const char **first,
 static bool links_serve(struct hrd_daemon *d, struct lcomm *c)
 {
     const struct hrp_comm_config *cfg = &c->roster.config;
-    bool verbs = cfg->transport == 2 || (cfg->require | d->cfg.require) & HRP_REQUIRE_VERBS,
-         tcp = cfg->transport == 1;
+    bool verbs = cfg->transport == 2 || (cfg->require | d->cfg.require) & HRP_REQUIRE_VERBS;
     char text[HRP_COMM_TEXT], key[128];
     const char *first, *second;
-    for (uint32_t i = 0; (verbs || tcp) && i < c->roster.nnodes; i++) {
+    for (uint32_t i = 0; verbs && i < c->roster.nnodes; i++) {
         const char *why;
-        if (i == c->roster.node)
-            continue;
-        bool is_verbs = strcmp(hrd_peer_transport(d, c->node[i].no, &why), "verbs") == 0;
-        if (is_verbs ? !tcp : !verbs)
+        if (i == c->roster.node || strcmp(hrd_peer_transport(d, c->node[i].no, &c->want, &why), "verbs") == 0)
             continue;
         hrd_key_text(&c->roster.key, key, sizeof(key));
         name_ends(c, i, &first, &second);
-        if (verbs)
-            snprintf(text, sizeof(text),
-                     "%s was not made: %s was asked for, but nodes %s and %s exchange over tcp: %s", key,
-                     cfg->transport == 2 ? "transport = verbs" : "require = verbs", first, second, why);
-        else
-            snprintf(text, sizeof(text),
-                     "%s was not made: transport = tcp was asked for, but nodes %s and %s exchange over "
-                     "verbs; set "
-                     "transport = tcp in hreduced.conf of one of them",
-                     key, first, second);
+        snprintf(text, sizeof(text),
+                 "%s was not made: %s was asked for, but nodes %s and %s exchange over tcp: %s", key,
+                 cfg->transport == 2 ? "transport = verbs" : "require = verbs", first, second, why);
         setup_failed(d, c, HRP_UNSUPPORTED, text, false);
         return false;
     }
@@ -258,7 +248,7 @@ static void add_to_agent(struct hrd_daemon *d, struct lcomm *c)
     const char **names = hrd_member_alloc(b->nnodes, sizeof(*names));
     struct hrd_comm_rank *local = hrd_member_alloc(b->nlocal, sizeof(*local));
     for (uint32_t i = 0; i < b->nnodes; i++) {
-        peers[i] = i == b->node ? HRD_NO_PEER : c->node[i].no;
+        peers[i] = i == b->node ? HRD_NO_PEER : c->node[i].link;
         names[i] = c->node[i].id.name;
     }
     for (uint32_t i = 0; i < b->nlocal; i++)
@@ -294,7 +284,7 @@ static void connect_step(struct hrd_daemon *d, struct lcomm *c)
     if (c->state != LCOMM_CONNECTING)
         return;
     for (uint32_t i = 0; i < c->roster.nnodes; i++)
-        if (!connect_node(d, &c->node[i]))
+        if (!connect_node(d, c, &c->node[i]))
             all = false;
     if (all && links_serve(d, c))
         add_to_agent(d, c);
@@ -308,12 +298,15 @@ void hrd_node_connect_all(struct hrd_daemon *d)
     }
 }
 
-void hrd_node_link_refused(struct hrd_daemon *d, uint32_t no, uint32_t status, const char *why)
+void hrd_node_link_refused(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want,
+                           uint32_t status, const char *why)
 {
     char text[HRP_COMM_TEXT], key[128];
     const char *first, *second;
     for (struct lcomm *c = d->members->comms, *next; c; c = next) {
         next = c->next;
+        if (c->want.transport == HRD_WANT_TCP || c->want.sl != want->sl || c->want.tc != want->tc)
+            continue;
         for (uint32_t i = 0; c->state == LCOMM_CONNECTING && i < c->roster.nnodes; i++) {
             if (c->node[i].no != no || i == c->roster.node)
                 continue;

@@ -2,8 +2,6 @@
 /* The path report: never a guess, so every stage names what the agent really uses. */
 #include "daemon/status.h"
 
-#include "daemon/peer.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -81,36 +79,34 @@ static void local_stage(json_t *stages, const char *name, const struct hrd_snaps
     stage(stages, name, used);
 }
 
-static const struct hrd_snapshot_link *find_link(const struct hrd_snapshot *snap, json_int_t peer)
+static const struct hrd_snapshot_link *find_link(const struct hrd_snapshot *snap, json_int_t id)
 {
     for (uint32_t i = 0; i < snap->nlinks; i++) {
-        if ((json_int_t)snap->link[i].peer == peer)
+        if ((json_int_t)snap->link[i].peer == id)
             return &snap->link[i];
     }
     return NULL;
 }
 
-static json_t *peers_of(struct hrd_daemon *d, const struct hrd_snapshot *snap, const json_t *member)
+static json_t *peers_of(const struct hrd_snapshot *snap, const json_t *member)
 {
     const json_t *nodes = json_object_get(member, "nodes"), *node;
     json_t *peers = json_array();
     size_t i;
     json_array_foreach(nodes, i, node)
     {
-        const json_t *peer = json_object_get(node, "peer");
-        const struct hrd_snapshot_link *l =
-            json_is_integer(peer) ? find_link(snap, json_integer_value(peer)) : NULL;
         const json_t *name = json_object_get(node, "name");
-        if (!json_is_integer(peer))
+        json_t *why = json_object_get(node, "reason");
+        if (!json_is_integer(json_object_get(node, "peer")))
             continue;
-        const char *why = "";
-        (void)hrd_peer_transport(d, (uint32_t)json_integer_value(peer), &why);
+        const struct hrd_snapshot_link *l =
+            find_link(snap, json_integer_value(json_object_get(node, "link")));
         json_t *entry = json_pack("{s:i, s:s, s:s, s:i, s:s}", "node", (int)i, "name",
                                   json_is_string(name) ? json_string_value(name) : "?", "transport",
                                   l && l->transport[0] ? l->transport : "none (link lost)", "streams",
                                   l ? (int)l->nstreams : 0, "address", l ? l->detail : "");
-        if (why[0])
-            json_object_set_new(entry, "reason", json_string(why));
+        if (why)
+            json_object_set(entry, "reason", why);
         json_array_append_new(peers, entry);
     }
     return peers;
@@ -153,7 +149,7 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
         stage(stages, "exchange", "none: all ranks are on this node");
         return;
     }
-    json_t *peers = peers_of(d, snap, member);
+    json_t *peers = peers_of(snap, member);
     json_int_t streams = json_integer_value(json_object_get(json_array_get(peers, 0), "streams"));
     const char *transport = common_transport(peers);
     const json_t *slow = slow_peer(peers);

@@ -80,7 +80,6 @@ static void peer_unlink(struct hrd_peers *ps, struct hrd_peer *p)
 
 static void close_conns(struct hrd_daemon *d, struct hrd_peer *p)
 {
-    hrd_link_drop_try(d, p);
     for (struct conn *c = d->peers->conns, *next; c; c = next) {
         next = c->next;
         if (c->peer == p)
@@ -97,10 +96,9 @@ static void lose(struct hrd_daemon *d, struct hrd_peer *p, const char *why, cons
             dl->conn = NULL;
             dl->wait_peer = p->no;
         }
+    hrd_link_end_all(d, p, text);
     close_conns(d, p);
     peer_unlink(d->peers, p);
-    if (p->link_up)
-        hrd_agent_link_down(d->agent, p->no, text);
     if (p->up) {
         d->peers->lost++;
         hrd_log_event(p->bye ? HRD_LOG_NOTICE : HRD_LOG_WARNING, HRD_MSGID_PEER_LOST, 0, "%s", text);
@@ -241,13 +239,6 @@ uint64_t hrd_peers_link_speed(struct hrd_daemon *d)
         return UINT64_C(5000000000);
     uint64_t speed = hrd_netif_speed(hrd_netif_name_of(ps->ifs, ps->nifs, own));
     return speed > 0 ? speed : UINT64_C(1250000000);
-}
-
-const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const char **why)
-{
-    struct hrd_peer *p = d->peers ? hrd_peer_by_no(d->peers, no) : NULL;
-    *why = p && !(p->link_up && p->link_verbs) ? p->verbs_why : "";
-    return !p || !p->link_up ? "none" : p->link_verbs ? "verbs" : "tcp";
 }
 
 /* ---- messages and liveness ------------------------------------------------------------------------------ */
@@ -427,11 +418,11 @@ static void on_tick(uv_timer_t *timer)
 
 void hrd_peer_event(struct hrd_daemon *d, const struct hrd_event *ev)
 {
-    struct hrd_peer *p = d->peers ? hrd_peer_by_no(d->peers, ev->id) : NULL;
-    if (ev->type != HRD_EV_LINK_LOST || !p)
+    struct plink *l = d->peers ? hrd_link_by_id(d->peers, ev->id) : NULL;
+    if (ev->type != HRD_EV_LINK_LOST || !l)
         return;
-    p->link_up = false; /* closed already */
-    lose(d, p, "lost its data link", ev->text);
+    l->up = false; /* closed already */
+    lose(d, l->peer, "lost its data link", ev->text);
 }
 
 /* ---- listener ------------------------------------------------------------------------------------------- */
@@ -661,9 +652,8 @@ void hrd_peers_free(struct hrd_daemon *d)
     say_bye(d);
     while (ps->peers) {
         struct hrd_peer *p = ps->peers;
+        hrd_link_end_all(d, p, "this daemon is stopping");
         close_conns(d, p);
-        if (p->link_up)
-            hrd_agent_link_down(d->agent, p->no, "this daemon is stopping");
         peer_unlink(ps, p);
         free(p);
     }

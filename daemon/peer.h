@@ -16,6 +16,7 @@
 #include "proto/peer.h"
 
 #define HRD_SELF 0u /* in place of a peer's number: this daemon */
+#define HRD_WANT_TCP 1u
 
 struct hrd_peer_info {
     uint32_t no;
@@ -43,14 +44,21 @@ void hrd_peer_send(struct hrd_daemon *d, uint32_t no, const struct hrp_peer_msg 
  */
 void hrd_peer_dial(struct hrd_daemon *d, uint64_t token, const struct hrp_addr *addr, unsigned naddrs,
                    const uint8_t *expect, unsigned expect_len);
+/* What a communicator wants of its links. */
+struct hrd_link_want {
+    uint8_t transport; /* as in struct hrp_comm_config: 1 tcp and nothing else; others: verbs, or else tcp */
+    uint8_t sl, tc;    /* class of a verbs link: service level, traffic class */
+};
 /*
- * Asks for a data link with a connected peer. 1: it is up. 0: it is being made (the daemon with the smaller
- * instance id dials), hrd_member_link() will say. -ENOENT: no such peer.
+ * Asks for a data link with a connected peer; those who want the same share one. 1: it is up, *link is the agent's number
+ * for it. 0: it is being made (the daemon with the smaller instance id dials), hrd_member_link() will say. -ENOENT: no
+ * such peer.
  */
-int hrd_peer_link(struct hrd_daemon *d, uint32_t no);
-/* What the link with that peer is: "tcp", "verbs", "none" without one. *why: why it is not verbs, "" where it is; holds
-   until the loop runs again. */
-const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const char **why);
+int hrd_peer_link(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want, uint32_t *link);
+/* What the link for that want is: "tcp", "verbs", "none" without one. *why: why it is not verbs although that was wanted,
+   "" otherwise; holds until the loop runs again. */
+const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want,
+                               const char **why);
 /* True when this daemon is the one of the two that dials. */
 bool hrd_peer_dials(const struct hrd_daemon *d, const uint8_t instance[16]);
 
@@ -66,10 +74,12 @@ uint64_t hrd_peers_link_speed(struct hrd_daemon *d);
 void hrd_member_dialed(struct hrd_daemon *d, uint64_t token, uint32_t status, uint32_t no, const char *why);
 /* A control connection is up, whoever dialed it. */
 void hrd_member_peer_up(struct hrd_daemon *d, uint32_t no);
-/* The data link is up (why NULL), or an attempt at it failed and may be made again. */
+/* A data link is up or settled (why NULL: ask again), or an attempt at one failed and may be made again. */
 void hrd_member_link(struct hrd_daemon *d, uint32_t no, const char *why);
-/* No link with that peer is possible as one of the two is configured (status, a sentence): not worth another try now. */
-void hrd_member_link_refused(struct hrd_daemon *d, uint32_t no, uint32_t status, const char *why);
+/* No verbs link of that class is possible with that peer, and one of the two is configured to take nothing else (a
+   sentence): not worth another try now. */
+void hrd_member_link_refused(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want,
+                             uint32_t status, const char *why);
 /* The peer's smallest RTT has enough samples. */
 void hrd_member_rtt(struct hrd_daemon *d, uint32_t no);
 /* A message other than those that peer.c handles itself (UP, PING, PONG, BYE). Decoded and checked; its

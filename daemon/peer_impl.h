@@ -65,7 +65,7 @@ struct conn {
     size_t tx_at, tx_have, tx_size;
 };
 
-/* An attempt at a link: its streams, as they get ready. */
+/* An attempt at a tcp link: its streams, as they get ready. */
 struct link_try {
     uint64_t nonce;
     bool incoming;
@@ -90,12 +90,27 @@ struct verbs_try {
     char why[HRP_PEER_TEXT];     /* why this end cannot */
 };
 
+/* A data link with a peer: one over tcp, which all share who do not get or do not want verbs, and one over verbs for each
+   class. They live as long as the peer's record. */
+struct plink {
+    struct plink *next;
+    struct hrd_peer *peer;
+    uint32_t id; /* the agent's number for it: never used again, and never a peer's */
+    bool tcp;
+    bool up;
+    struct link_try *attempt; /* tcp */
+    /* verbs: */
+    uint8_t sl, tc; /* the class */
+    struct verbs_try *verbs;
+    bool settled;            /* tried: those who want it get tcp */
+    char why[HRP_PEER_TEXT]; /* why it is not there */
+};
+
 struct hrd_peer {
     struct hrd_peer *next;
     uint32_t no;
     uint32_t remote_no; /* its number for us; 0: not heard yet */
     bool up;
-    bool link_up;
     uint8_t instance[16];
     char name[HRP_PEER_NAME];
     char where[HRD_ADDR_TEXT + 16];
@@ -105,12 +120,8 @@ struct hrd_peer {
     unsigned streams;    /* how many it wants in a link */
     unsigned nconns;
     struct conn *tx; /* the first that was up: all messages leave on one, so they stay in order */
-    struct link_try *attempt;
-    unsigned minor; /* of its protocol version */
-    struct verbs_try *verbs;
-    bool verbs_settled; /* tried: the link is made over tcp */
-    bool link_verbs;
-    char verbs_why[HRP_PEER_TEXT]; /* why the link is, or will be, tcp */
+    struct plink *links;
+    unsigned minor;   /* of its protocol version */
     char doomed[512]; /* "": alive; otherwise it is lost at the next turn of the loop, for this reason */
     bool bye;
     char bye_text[256];
@@ -211,25 +222,32 @@ void hrd_dial_start_fresh(struct hrd_daemon *d);
 void hrd_dial_free_all(struct hrd_peers *ps);
 
 /* peer_link.c */
+/* The peer's link of that kind, made when it is asked for first. */
+struct plink *hrd_link_tcp(struct hrd_daemon *d, struct hrd_peer *p);
+struct plink *hrd_link_class(struct hrd_daemon *d, struct hrd_peer *p, uint8_t sl, uint8_t tc);
+/* By the agent's number; NULL: gone. */
+struct plink *hrd_link_by_id(struct hrd_peers *ps, uint32_t id);
+bool hrd_link_any_up(const struct hrd_peer *p);
 /* Refusal for an incoming stream's hello, or HRP_OK and conn's peer and attempt are set. */
 uint32_t hrd_link_incoming(struct conn *c, char *why, size_t whylen);
 /* A stream passed its opening. Takes the connection. */
 void hrd_link_stream_ready(struct conn *c);
 void hrd_link_stream_failed(struct conn *c, const char *why);
-void hrd_link_drop_try(struct hrd_daemon *d, struct hrd_peer *p);
+/* Ends what is under way, closes what is up; frees the records. */
+void hrd_link_end_all(struct hrd_daemon *d, struct hrd_peer *p, const char *why);
 void hrd_link_start_fresh(struct hrd_daemon *d);
 /* Gives the link to the agent and tells who waits for it. */
-void hrd_link_is_up(struct hrd_daemon *d, struct hrd_peer *p, const struct hrd_transport *tp,
+void hrd_link_is_up(struct hrd_daemon *d, struct plink *l, const struct hrd_transport *tp,
                     struct hrd_conn *conn, unsigned n);
 void hrd_link_tick(struct hrd_daemon *d, struct hrd_peer *p);
 
 /* peer_verbs.c */
 /* Dialer: the attempt begins at the loop's next turn. */
-void hrd_verbs_begin(struct hrd_daemon *d, struct hrd_peer *p);
+void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l);
 /* The loop's turn; true: again soon, an attempt is under way. */
 bool hrd_verbs_step(struct hrd_daemon *d);
 /* VERBS_*. False: it makes no sense. */
 bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg);
-void hrd_verbs_drop(struct hrd_peer *p);
+void hrd_verbs_drop(struct plink *l);
 
 #endif

@@ -5,6 +5,15 @@
 
 #include "daemon/peer_impl.h"
 
+static json_t *links_json(const struct hrd_peer *p)
+{
+    json_t *list = json_array();
+    for (const struct plink *l = p->links; l; l = l->next)
+        if (l->up)
+            json_array_append_new(list, json_pack("{s:I}", "link", (json_int_t)l->id));
+    return list;
+}
+
 struct json_t *hrd_peers_json(struct hrd_daemon *d)
 {
     json_t *list = json_array();
@@ -16,12 +25,13 @@ struct json_t *hrd_peers_json(struct hrd_daemon *d)
         for (size_t i = 0; i < sizeof(p->instance); i++)
             snprintf(instance + 2 * i, 3, "%02x", p->instance[i]);
         json_array_append_new(
-            list, json_pack("{s:I, s:s, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I}", "peer",
-                            (json_int_t)p->no, "name", p->name, "address", p->where, "instance", instance,
-                            "state", p->up ? "up" : "connecting", "link", p->link_up, "rtt_us",
-                            (json_int_t)(p->rtt_ns / 1000), "silent_ms", (json_int_t)(now - p->last_rx),
-                            "since_ms", (json_int_t)(now - p->since), "messages_sent", (json_int_t)p->tx_msgs,
-                            "messages_received", (json_int_t)p->rx_msgs));
+            list,
+            json_pack("{s:I, s:s, s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:I, s:I}", "peer",
+                      (json_int_t)p->no, "name", p->name, "address", p->where, "instance", instance, "state",
+                      p->up ? "up" : "connecting", "link", hrd_link_any_up(p), "links", links_json(p),
+                      "rtt_us", (json_int_t)(p->rtt_ns / 1000), "silent_ms", (json_int_t)(now - p->last_rx),
+                      "since_ms", (json_int_t)(now - p->since), "messages_sent", (json_int_t)p->tx_msgs,
+                      "messages_received", (json_int_t)p->rx_msgs));
     }
     return list;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Data links: the daemon with the smaller instance id dials all streams of a link; when every stream has
- * passed its opening the sockets go to the agent and nothing of them is left here.
+ * Data links. The daemon with the smaller instance id makes them. A tcp link: it dials all streams; when every stream has
+ * passed its opening the sockets go to the agent and nothing of them is left here. For verbs see peer_verbs.c.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@
 
 #include "daemon/peer_impl.h"
 
+#define MINOR_WITH_VERBS 1u
 #define TRY_TIMEOUT_MS (CONNECT_TIMEOUT_MS + 2 * HELLO_TIMEOUT_MS)
 
 bool hrd_peer_dials(const struct hrd_daemon *d, const uint8_t instance[16])
@@ -19,7 +20,63 @@ bool hrd_peer_dials(const struct hrd_daemon *d, const uint8_t instance[16])
     return memcmp(d->instance, instance, sizeof(d->instance)) < 0;
 }
 
-static struct link_try *try_new(struct hrd_daemon *d, struct hrd_peer *p, unsigned n)
+/* ---- records -------------------------------------------------------------------------------------------- */
+
+static struct plink *link_new(struct hrd_daemon *d, struct hrd_peer *p)
+{
+    struct plink *l = calloc(1, sizeof(*l));
+    if (!l)
+        abort();
+    l->peer = p;
+    l->id = ++d->peers->last_no;
+    l->next = p->links;
+    p->links = l;
+    return l;
+}
+
+struct plink *hrd_link_tcp(struct hrd_daemon *d, struct hrd_peer *p)
+{
+    for (struct plink *l = p->links; l; l = l->next)
+        if (l->tcp)
+            return l;
+    struct plink *l = link_new(d, p);
+    l->tcp = true;
+    return l;
+}
+
+struct plink *hrd_link_class(struct hrd_daemon *d, struct hrd_peer *p, uint8_t sl, uint8_t tc)
+{
+    for (struct plink *l = p->links; l; l = l->next)
+        if (!l->tcp && l->sl == sl && l->tc == tc)
+            return l;
+    struct plink *l = link_new(d, p);
+    l->sl = sl;
+    l->tc = tc;
+    l->settled = p->minor < MINOR_WITH_VERBS;
+    if (l->settled)
+        snprintf(l->why, sizeof(l->why),
+                 "node %s runs a release without verbs; install the same on all nodes", p->name);
+    return l;
+}
+
+struct plink *hrd_link_by_id(struct hrd_peers *ps, uint32_t id)
+{
+    for (struct hrd_peer *p = ps->peers; p; p = p->next)
+        for (struct plink *l = p->links; l; l = l->next)
+            if (l->id == id)
+                return l;
+    return NULL;
+}
+
+bool hrd_link_any_up(const struct hrd_peer *p)
+{
+    const struct plink *l = p->links;
+    while (l && !l->up)
+        l = l->next;
+    return l != NULL;
+}
+
+static struct link_try *try_new(struct hrd_daemon *d, struct plink *l, unsigned n)
 {
     struct link_try *t = calloc(1, sizeof(*t));
     if (!t)
@@ -28,7 +85,7 @@ static struct link_try *try_new(struct hrd_daemon *d, struct hrd_peer *p, unsign
     for (unsigned i = 0; i < HRP_PEER_STREAMS_MAX; i++)
         t->fd[i] = -1;
     t->deadline = uv_now(d->loop) + TRY_TIMEOUT_MS;
-    p->attempt = t;
+    l->attempt = t;
     return t;
 }
 
@@ -47,39 +104,78 @@ static void close_streams(struct hrd_daemon *d, struct link_try *t)
     t->ready = 0;
 }
 
-void hrd_link_drop_try(struct hrd_daemon *d, struct hrd_peer *p)
+static void drop_try(struct hrd_daemon *d, struct plink *l)
 {
-    struct link_try *t = p->attempt;
-    hrd_verbs_drop(p);
+    struct link_try *t = l->attempt;
     if (!t)
         return;
     close_streams(d, t);
-    p->attempt = NULL;
+    l->attempt = NULL;
     free(t);
+}
+
+void hrd_link_end_all(struct hrd_daemon *d, struct hrd_peer *p, const char *why)
+{
+    while (p->links) {
+        struct plink *l = p->links;
+        drop_try(d, l);
+        hrd_verbs_drop(l);
+        if (l->up)
+            hrd_agent_link_down(d->agent, l->id, why);
+        p->links = l->next;
+        free(l);
+    }
 }
 
 /* ---- dialing side --------------------------------------------------------------------------------------- */
 
-int hrd_peer_link(struct hrd_daemon *d, uint32_t no)
+/* The one that serves this want, as far as it is known by now; NULL: that is not settled. */
+static struct plink *link_for(struct hrd_daemon *d, struct hrd_peer *p, const struct hrd_link_want *want)
+{
+    if (want->transport == HRD_WANT_TCP)
+        return hrd_link_tcp(d, p);
+    struct plink *l = hrd_link_class(d, p, want->sl, want->tc);
+    return l->settled ? hrd_link_tcp(d, p) : l->up ? l : NULL;
+}
+
+int hrd_peer_link(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want, uint32_t *link)
 {
     struct hrd_peer *p = hrd_peer_by_no(d->peers, no);
     if (!p || !p->up || p->doomed[0])
         return -ENOENT;
-    if (p->link_up)
+    struct plink *l = link_for(d, p, want);
+    if (l && l->up) {
+        *link = l->id;
         return 1;
-    if (!hrd_peer_dials(d, p->instance) || p->attempt || p->verbs)
+    }
+    if (!hrd_peer_dials(d, p->instance))
         return 0;
-    if (!p->verbs_settled) {
-        hrd_verbs_begin(d, p);
+    if (!l) {
+        hrd_verbs_begin(d, hrd_link_class(d, p, want->sl, want->tc));
         return 0;
     }
+    if (l->attempt)
+        return 0;
     unsigned n = d->cfg.tcp_streams < p->streams ? d->cfg.tcp_streams : p->streams;
-    struct link_try *t = try_new(d, p, n < HRP_PEER_STREAMS_MAX ? n : HRP_PEER_STREAMS_MAX);
+    struct link_try *t = try_new(d, l, n < HRP_PEER_STREAMS_MAX ? n : HRP_PEER_STREAMS_MAX);
     if (!t)
         abort();
     t->fresh = true;
     hrd_peer_soon(d);
     return 0;
+}
+
+const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want,
+                               const char **why)
+{
+    struct hrd_peer *p = d->peers ? hrd_peer_by_no(d->peers, no) : NULL;
+    *why = "";
+    if (!p)
+        return "none";
+    if (want->transport != HRD_WANT_TCP)
+        *why = hrd_link_class(d, p, want->sl, want->tc)->why;
+    const struct plink *l = link_for(d, p, want);
+    return !l || !l->up ? "none" : l->tcp ? "tcp" : "verbs";
 }
 
 /* The address that the control connection has is the best bet, then those the peer named. */
@@ -100,17 +196,18 @@ static bool link_addr(const struct hrd_peer *p, unsigned i, struct hrp_addr *out
     return false;
 }
 
-static void try_failed(struct hrd_daemon *d, struct hrd_peer *p, const char *why);
+static void try_failed(struct hrd_daemon *d, struct plink *l, const char *why);
 
-static void dial_streams(struct hrd_daemon *d, struct hrd_peer *p)
+static void dial_streams(struct hrd_daemon *d, struct plink *l)
 {
-    struct link_try *t = p->attempt;
+    struct hrd_peer *p = l->peer;
+    struct link_try *t = l->attempt;
     struct hrp_addr to;
     char why[256];
     if (!link_addr(p, t->addr, &to)) {
         char all[sizeof(t->why)];
         memcpy(all, t->why, sizeof(all));
-        hrd_link_drop_try(d, p);
+        drop_try(d, l);
         hrd_member_link(d, p->no, all);
         return;
     }
@@ -121,7 +218,7 @@ static void dial_streams(struct hrd_daemon *d, struct hrd_peer *p)
     for (unsigned i = 0; i < t->n; i++) {
         struct conn *c = hrd_conn_dial(d, &to, HRP_PEER_DATA, why, sizeof(why));
         if (!c) {
-            try_failed(d, p, why);
+            try_failed(d, l, why);
             return;
         }
         c->peer = p;
@@ -130,29 +227,32 @@ static void dial_streams(struct hrd_daemon *d, struct hrd_peer *p)
     }
 }
 
-static void try_failed(struct hrd_daemon *d, struct hrd_peer *p, const char *why)
+static void try_failed(struct hrd_daemon *d, struct plink *l, const char *why)
 {
-    struct link_try *t = p->attempt;
+    struct link_try *t = l->attempt;
     struct hrp_addr to;
     char at[HRD_ADDR_TEXT + 16] = "?";
     size_t len = strlen(t->why);
-    if (link_addr(p, t->addr, &to))
+    if (link_addr(l->peer, t->addr, &to))
         hrd_addr_port_text(&to, at, sizeof(at));
     snprintf(t->why + len, sizeof(t->why) - len, "%s%s: %s", len > 0 ? "; " : "", at, why);
     close_streams(d, t);
     t->addr++;
-    dial_streams(d, p);
+    dial_streams(d, l);
 }
 
 void hrd_link_start_fresh(struct hrd_daemon *d)
 {
     for (struct hrd_peer *p = d->peers->peers; p;) {
-        if (!p->attempt || !p->attempt->fresh) {
+        struct plink *l = p->links;
+        while (l && !(l->attempt && l->attempt->fresh))
+            l = l->next;
+        if (!l) {
             p = p->next;
             continue;
         }
-        p->attempt->fresh = false;
-        dial_streams(d, p);
+        l->attempt->fresh = false;
+        dial_streams(d, l);
         p = d->peers->peers; /* the list may have changed in any way */
     }
 }
@@ -178,18 +278,18 @@ uint32_t hrd_link_incoming(struct conn *c, char *why, size_t whylen)
         snprintf(why, whylen, "no control connection belongs to this stream any more");
         return HRP_PEER_LOST;
     }
-    if (hrd_peer_dials(d, p->instance) || p->link_up) {
-        snprintf(why, whylen, "%s", p->link_up ? "there is a link already" : "the other side makes the link");
+    struct plink *l = hrd_link_tcp(d, p);
+    if (hrd_peer_dials(d, p->instance) || l->up) {
+        snprintf(why, whylen, "%s", l->up ? "there is a link already" : "the other side makes the link");
         return HRP_PROTOCOL;
     }
-    hrd_verbs_drop(p); /* the other side has given verbs up; why is on its way */
-    struct link_try *t = p->attempt;
+    struct link_try *t = l->attempt;
     if (t && t->nonce != h->link) {
-        hrd_link_drop_try(d, p);
+        drop_try(d, l);
         t = NULL;
     }
     if (!t) {
-        t = try_new(d, p, h->nstreams);
+        t = try_new(d, l, h->nstreams);
         if (!t) {
             snprintf(why, whylen, "no memory for the link");
             return HRP_RESOURCE;
@@ -209,55 +309,57 @@ uint32_t hrd_link_incoming(struct conn *c, char *why, size_t whylen)
 
 /* ---- both ----------------------------------------------------------------------------------------------- */
 
-void hrd_link_is_up(struct hrd_daemon *d, struct hrd_peer *p, const struct hrd_transport *tp,
+void hrd_link_is_up(struct hrd_daemon *d, struct plink *l, const struct hrd_transport *tp,
                     struct hrd_conn *conn, unsigned n)
 {
+    struct hrd_peer *p = l->peer;
     char name[HRP_PEER_NAME + sizeof(p->where) + 4];
     snprintf(name, sizeof(name), "%s (%s)", p->name, p->where);
-    p->link_up = true;
-    p->link_verbs = tp->caps & HRD_TP_RDMA;
-    hrd_agent_link_up(d->agent, p->no, name, tp, conn);
+    l->up = true;
+    l->why[0] = '\0';
+    hrd_agent_link_up(d->agent, l->id, name, tp, conn);
     hrd_info("link with node %s: %u %s stream%s", name, n, tp->name, n == 1 ? "" : "s");
     hrd_member_link(d, p->no, NULL);
 }
 
-static void link_complete(struct hrd_daemon *d, struct hrd_peer *p)
+static void link_complete(struct hrd_daemon *d, struct plink *l)
 {
-    struct link_try *t = p->attempt;
+    struct link_try *t = l->attempt;
     unsigned n = t->n;
     struct hrd_tcp_conn *conn = hrd_tcp_conn_new(t->fd, n);
-    p->attempt = NULL;
+    l->attempt = NULL;
     free(t);
     if (!conn) {
-        hrd_member_link(d, p->no, "no memory for the link");
+        hrd_member_link(d, l->peer->no, "no memory for the link");
         return;
     }
-    hrd_link_is_up(d, p, &hrd_transport_tcp, &conn->base, n);
+    hrd_link_is_up(d, l, &hrd_transport_tcp, &conn->base, n);
 }
 
 void hrd_link_stream_ready(struct conn *c)
 {
     struct hrd_daemon *d = c->d;
-    struct hrd_peer *p = c->peer;
+    struct plink *l = hrd_link_tcp(d, c->peer);
     struct link_try *t = c->attempt;
     unsigned stream = c->stream;
     t->fd[stream] = hrd_conn_detach(c);
     if (++t->ready == t->n)
-        link_complete(d, p);
+        link_complete(d, l);
 }
 
 void hrd_link_stream_failed(struct conn *c, const char *why)
 {
     struct hrd_daemon *d = c->d;
-    struct hrd_peer *p = c->peer;
+    struct plink *l = hrd_link_tcp(d, c->peer);
     if (c->attempt->incoming)
-        hrd_link_drop_try(d, p);
+        drop_try(d, l);
     else
-        try_failed(d, p, why);
+        try_failed(d, l, why);
 }
 
 void hrd_link_tick(struct hrd_daemon *d, struct hrd_peer *p)
 {
-    if (p->attempt && p->attempt->incoming && uv_now(d->loop) > p->attempt->deadline)
-        hrd_link_drop_try(d, p);
+    for (struct plink *l = p->links; l; l = l->next)
+        if (l->attempt && l->attempt->incoming && uv_now(d->loop) > l->attempt->deadline)
+            drop_try(d, l);
 }

@@ -21,12 +21,11 @@
 #include "daemon/peer_impl.h"
 
 #define VERBS_TIMEOUT_MS 5000u
-#define MINOR_WITH_VERBS 1u
 
-void hrd_verbs_drop(struct hrd_peer *p)
+void hrd_verbs_drop(struct plink *l)
 {
-    struct verbs_try *t = p->verbs;
-    p->verbs = NULL;
+    struct verbs_try *t = l->verbs;
+    l->verbs = NULL;
     if (t && t->conn)
         hrd_verbs_conn_free(t->conn);
     free(t);
@@ -37,26 +36,26 @@ static bool must(const struct hrd_daemon *d)
     return d->cfg.transport == 2 || (d->cfg.require & HRP_REQUIRE_VERBS);
 }
 
-/* No verbs link with this peer: tcp, or nothing. The text is copied first: it may lie in the attempt. */
-static void settle(struct hrd_daemon *d, struct hrd_peer *p, const char *fmt, ...)
+/* No verbs link of this class with this peer: tcp, or nothing. The text is copied first: it may lie in the attempt. */
+static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-static void settle(struct hrd_daemon *d, struct hrd_peer *p, const char *fmt, ...)
+static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
 {
-    char why[sizeof(p->verbs_why)];
-    bool required = must(d) || p->verbs->peer_must, dialer = p->verbs->dialer;
+    char why[sizeof(l->why)];
+    bool required = must(d) || l->verbs->peer_must;
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(why, sizeof(why), fmt, ap);
     va_end(ap);
-    memcpy(p->verbs_why, why, sizeof(why));
-    hrd_verbs_drop(p);
+    memcpy(l->why, why, sizeof(why));
+    hrd_verbs_drop(l);
     if (required) {
-        hrd_member_link_refused(d, p->no, HRP_UNSUPPORTED, why);
+        struct hrd_link_want want = {.sl = l->sl, .tc = l->tc};
+        hrd_member_link_refused(d, l->peer->no, &want, HRP_UNSUPPORTED, why);
         return;
     }
-    p->verbs_settled = true;
-    if (dialer)
-        hrd_peer_link(d, p->no);
+    l->settled = true;
+    hrd_member_link(d, l->peer->no, NULL); /* who waits for it asks again, and gets tcp */
 }
 
 /* ---- the own end ------------------------------------------------------------------------------------------------ */
@@ -115,26 +114,28 @@ static void make_end(struct hrd_daemon *d, struct verbs_try *t, unsigned queues)
                                  sizeof(t->why));
 }
 
-static struct verbs_try *try_new(struct hrd_daemon *d, struct hrd_peer *p, uint64_t nonce)
+static struct verbs_try *try_new(struct hrd_daemon *d, struct plink *l, uint64_t nonce)
 {
     struct verbs_try *t = calloc(1, sizeof(*t));
     if (!t)
         abort();
     t->nonce = nonce;
     t->deadline = uv_now(d->loop) + VERBS_TIMEOUT_MS;
-    p->verbs = t;
+    l->verbs = t;
     return t;
 }
 
 /* ---- messages --------------------------------------------------------------------------------------------------- */
 
-static void send_end(struct hrd_daemon *d, struct hrd_peer *p, uint16_t type)
+static void send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
 {
-    struct verbs_try *t = p->verbs;
+    struct verbs_try *t = l->verbs;
     struct hrp_peer_msg msg = {.type = type};
     struct hrp_peer_verbs *v = &msg.body.verbs;
     v->nonce = t->nonce;
     v->must = must(d);
+    v->service_level = l->sl;
+    v->traffic_class = l->tc;
     if (t->conn) {
         const struct hrd_verbs_end *e = &t->conn->local;
         v->ethernet = e->ethernet;
@@ -155,7 +156,7 @@ static void send_end(struct hrd_daemon *d, struct hrd_peer *p, uint16_t type)
         msg.text = t->why;
         msg.text_len = strlen(t->why);
     }
-    hrd_peer_send(d, p->no, &msg);
+    hrd_peer_send(d, l->peer->no, &msg);
 }
 
 _Static_assert(HRP_PEER_QUEUES_MAX == HRD_VERBS_QUEUES_MAX, "the message has room for all queue pairs");
@@ -176,37 +177,46 @@ static struct hrd_verbs_end end_of(const struct hrp_peer_verbs *v)
     return e;
 }
 
-static void send_ready(struct hrd_daemon *d, struct hrd_peer *p, uint32_t status, const char *text)
+static void send_ready(struct hrd_daemon *d, struct plink *l, uint32_t status, const char *text)
 {
     struct hrp_peer_msg msg = {.type = HRP_PEER_VERBS_READY, .text = text, .text_len = strlen(text)};
-    msg.body.ready.nonce = p->verbs->nonce;
+    msg.body.ready.nonce = l->verbs->nonce;
     msg.body.ready.status = status;
-    hrd_peer_send(d, p->no, &msg);
+    hrd_peer_send(d, l->peer->no, &msg);
 }
 
 /* This end gives up, and says so. */
-static void give_up(struct hrd_daemon *d, struct hrd_peer *p, const char *why)
+static void give_up(struct hrd_daemon *d, struct plink *l, const char *why)
 {
-    send_ready(d, p, HRP_UNSUPPORTED, why);
-    settle(d, p, "node %s: %s", d->node_name, why);
+    send_ready(d, l, HRP_UNSUPPORTED, why);
+    settle(d, l, "node %s: %s", d->node_name, why);
 }
 
-static void complete(struct hrd_daemon *d, struct hrd_peer *p)
+static void complete(struct hrd_daemon *d, struct plink *l)
 {
-    struct hrd_verbs_conn *conn = p->verbs->conn;
-    p->verbs->conn = NULL;
-    hrd_verbs_drop(p);
-    p->verbs_why[0] = '\0';
-    hrd_link_is_up(d, p, &hrd_transport_verbs, &conn->base, conn->n);
+    struct hrd_verbs_conn *conn = l->verbs->conn;
+    l->verbs->conn = NULL;
+    hrd_verbs_drop(l);
+    hrd_link_is_up(d, l, &hrd_transport_verbs, &conn->base, conn->n);
+}
+
+/* The one that an attempt with this number is made at. */
+static struct plink *by_nonce(const struct hrd_peer *p, uint64_t nonce)
+{
+    struct plink *l = p->links;
+    while (l && !(l->verbs && l->verbs->nonce == nonce))
+        l = l->next;
+    return l;
 }
 
 static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
     const struct hrp_peer_verbs *v = &msg->body.verbs;
-    if (hrd_peer_dials(d, p->instance) || p->link_up)
+    struct plink *l = hrd_link_class(d, p, v->service_level, v->traffic_class);
+    if (hrd_peer_dials(d, p->instance) || l->up)
         return false;
-    hrd_link_drop_try(d, p);
-    struct verbs_try *t = try_new(d, p, v->nonce);
+    hrd_verbs_drop(l);
+    struct verbs_try *t = try_new(d, l, v->nonce);
     t->peer_must = v->must;
     if (v->status == HRP_OK) {
         struct hrd_verbs_end end = end_of(v);
@@ -223,10 +233,10 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
     } else {
         snprintf(t->why, sizeof(t->why), "%.*s", (int)msg->text_len, msg->text ? msg->text : "");
     }
-    send_end(d, p, HRP_PEER_VERBS_ANSWER);
+    send_end(d, l, HRP_PEER_VERBS_ANSWER);
     t->probing = t->conn != NULL;
     if (!t->conn)
-        settle(d, p, "node %s: %s", v->status == HRP_OK ? d->node_name : p->name, t->why);
+        settle(d, l, "node %s: %s", v->status == HRP_OK ? d->node_name : p->name, t->why);
     hrd_peer_soon(d);
     return true;
 }
@@ -234,18 +244,19 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
 static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
     const struct hrp_peer_verbs *v = &msg->body.verbs;
-    struct verbs_try *t = p->verbs;
-    if (!t || !t->dialer || t->nonce != v->nonce)
+    struct plink *l = by_nonce(p, v->nonce);
+    struct verbs_try *t = l ? l->verbs : NULL;
+    if (!t || !t->dialer)
         return true; /* of an attempt that this end has given up */
     if (t->fresh || t->probing || t->own_ready)
         return false;
     t->peer_must = v->must;
     if (!t->conn) {
-        settle(d, p, "node %s: %s", d->node_name, t->why);
+        settle(d, l, "node %s: %s", d->node_name, t->why);
         return true;
     }
     if (v->status != HRP_OK) {
-        settle(d, p, "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
+        settle(d, l, "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
         return true;
     }
     if (v->queues > t->conn->n)
@@ -254,7 +265,7 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
     char why[sizeof(t->why)];
     hrd_verbs_conn_trim(t->conn, v->queues);
     if (hrd_verbs_conn_connect(t->conn, &end, true, why, sizeof(why))) {
-        give_up(d, p, why);
+        give_up(d, l, why);
         return true;
     }
     t->probing = true;
@@ -265,22 +276,19 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
 static bool got_ready(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
     const struct hrp_peer_ready *r = &msg->body.ready;
-    struct verbs_try *t = p->verbs;
-    if (!t || t->nonce != r->nonce) {
-        if (r->status != HRP_OK && !p->link_verbs) /* tcp came faster than the reason for it */
-            snprintf(p->verbs_why, sizeof(p->verbs_why), "node %s: %.*s", p->name, (int)msg->text_len,
-                     msg->text ? msg->text : "");
+    struct plink *l = by_nonce(p, r->nonce);
+    struct verbs_try *t = l ? l->verbs : NULL;
+    if (!t)
         return true;
-    }
     if (r->status != HRP_OK) {
-        settle(d, p, "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
+        settle(d, l, "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
         return true;
     }
     if (!t->conn || t->peer_ready)
         return false;
     t->peer_ready = true;
     if (t->own_ready)
-        complete(d, p);
+        complete(d, l);
     return true;
 }
 
@@ -298,53 +306,51 @@ bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
 
 /* ---- steps ------------------------------------------------------------------------------------------------------ */
 
-void hrd_verbs_begin(struct hrd_daemon *d, struct hrd_peer *p)
+void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l)
 {
     uint64_t nonce;
+    if (l->verbs)
+        return;
     if (getrandom(&nonce, sizeof(nonce), 0) != (ssize_t)sizeof(nonce))
         abort();
-    struct verbs_try *t = try_new(d, p, nonce | 1);
+    struct verbs_try *t = try_new(d, l, nonce | 1);
     t->dialer = t->fresh = true;
     hrd_peer_soon(d);
 }
 
-static void start(struct hrd_daemon *d, struct hrd_peer *p)
+static void start(struct hrd_daemon *d, struct plink *l)
 {
-    p->verbs->fresh = false;
-    if (p->minor < MINOR_WITH_VERBS) {
-        settle(d, p, "node %s runs a release without verbs; install the same on all nodes", p->name);
-        return;
-    }
-    make_end(d, p->verbs, HRD_VERBS_QUEUES_MAX);
-    send_end(d, p, HRP_PEER_VERBS_OFFER);
+    l->verbs->fresh = false;
+    make_end(d, l->verbs, HRD_VERBS_QUEUES_MAX);
+    send_end(d, l, HRP_PEER_VERBS_OFFER);
 }
 
-static void probe(struct hrd_daemon *d, struct hrd_peer *p)
+static void probe(struct hrd_daemon *d, struct plink *l)
 {
-    struct verbs_try *t = p->verbs;
+    struct verbs_try *t = l->verbs;
     char why[400];
     int r = hrd_verbs_conn_probe(t->conn, why, sizeof(why));
     if (r == 0)
         return;
     t->probing = false;
     if (r < 0) {
-        give_up(d, p, why);
+        give_up(d, l, why);
         return;
     }
     t->own_ready = true;
-    send_ready(d, p, HRP_OK, "");
+    send_ready(d, l, HRP_OK, "");
     if (t->peer_ready)
-        complete(d, p);
+        complete(d, l);
 }
 
 /* An end that has said READY waits for the other, which has a limit of its own and a control connection that ends with
    it. */
-static void check_deadline(struct hrd_daemon *d, struct hrd_peer *p)
+static void check_deadline(struct hrd_daemon *d, struct plink *l)
 {
-    const struct verbs_try *t = p->verbs;
+    const struct verbs_try *t = l->verbs;
     if (!t || t->own_ready || uv_now(d->loop) < t->deadline)
         return;
-    give_up(d, p,
+    give_up(d, l,
             t->probing ? "the test messages did not get through within 5 s: is UDP port 4791 filtered, is "
                          "the MTU larger "
                          "than a switch passes, are the two ports on one network?"
@@ -354,15 +360,15 @@ static void check_deadline(struct hrd_daemon *d, struct hrd_peer *p)
 bool hrd_verbs_step(struct hrd_daemon *d)
 {
     bool again = false;
-    /* What is called here may end a comm, never a peer. */
-    for (struct hrd_peer *p = d->peers->peers, *next; p; p = next) {
-        next = p->next;
-        if (p->verbs && p->verbs->fresh)
-            start(d, p);
-        if (p->verbs && p->verbs->probing)
-            probe(d, p);
-        check_deadline(d, p);
-        again = again || (p->verbs && !p->verbs->own_ready);
-    }
+    /* What is called here may end a comm or begin another link, but it never ends a peer, and links last as long. */
+    for (struct hrd_peer *p = d->peers->peers; p; p = p->next)
+        for (struct plink *l = p->links; l; l = l->next) {
+            if (l->verbs && l->verbs->fresh)
+                start(d, l);
+            if (l->verbs && l->verbs->probing)
+                probe(d, l);
+            check_deadline(d, l);
+            again = again || (l->verbs && !l->verbs->own_ready);
+        }
     return again;
 }

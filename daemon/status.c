@@ -214,25 +214,57 @@ static json_t *comms_json(struct hrd_daemon *d, const struct hrd_snapshot *snap,
     return members;
 }
 
+static void add_link_figures(json_t *o, const struct hrd_snapshot_link *l)
+{
+    json_object_set_new(o, "transport", json_string(l->transport));
+    json_object_set_new(o, "address", json_string(l->detail));
+    set_int(o, "streams", l->nstreams);
+    set_int(o, "tx_bytes", l->tx_bytes);
+    set_int(o, "rx_bytes", l->rx_bytes);
+    set_int(o, "tx_frames", l->tx_frames);
+    set_int(o, "rx_frames", l->rx_frames);
+}
+
+/* A peer's figures are those of its links together; what cannot be added up is that of the first. */
+static void add_peer_figures(json_t *p, const json_t *links)
+{
+    static const char *const sums[] = {"tx_bytes", "rx_bytes", "tx_frames", "rx_frames"};
+    static const char *const firsts[] = {"transport", "address", "streams"};
+    const json_t *o;
+    size_t i;
+    for (unsigned k = 0; k < sizeof(firsts) / sizeof(firsts[0]); k++) {
+        json_t *v = json_object_get(json_array_get(links, 0), firsts[k]);
+        if (v)
+            json_object_set(p, firsts[k], v);
+    }
+    for (unsigned k = 0; json_array_size(links) > 0 && k < sizeof(sums) / sizeof(sums[0]); k++) {
+        json_int_t sum = 0;
+        json_array_foreach(links, i, o)
+        {
+            sum += json_integer_value(json_object_get(o, sums[k]));
+        }
+        json_object_set_new(p, sums[k], json_integer(sum));
+    }
+    if (json_array_size(links) > 1)
+        json_object_set_new(p, "transport",
+                            json_sprintf("%s +%zu", json_string_value(json_object_get(p, "transport")),
+                                         json_array_size(links) - 1));
+}
+
 static json_t *peers_json(struct hrd_daemon *d, const struct hrd_snapshot *snap)
 {
-    json_t *peers = hrd_peers_json(d), *p;
-    size_t i;
+    json_t *peers = hrd_peers_json(d), *p, *o;
+    size_t i, j;
     json_array_foreach(peers, i, p)
     {
-        json_int_t id = json_integer_value(json_object_get(p, "peer"));
-        for (uint32_t k = 0; k < snap->nlinks; k++) {
-            const struct hrd_snapshot_link *l = &snap->link[k];
-            if ((json_int_t)l->peer != id)
-                continue;
-            json_object_set_new(p, "transport", json_string(l->transport));
-            json_object_set_new(p, "address", json_string(l->detail));
-            set_int(p, "streams", l->nstreams);
-            set_int(p, "tx_bytes", l->tx_bytes);
-            set_int(p, "rx_bytes", l->rx_bytes);
-            set_int(p, "tx_frames", l->tx_frames);
-            set_int(p, "rx_frames", l->rx_frames);
+        json_t *links = json_object_get(p, "links");
+        json_array_foreach(links, j, o)
+        {
+            for (uint32_t k = 0; k < snap->nlinks; k++)
+                if ((json_int_t)snap->link[k].peer == json_integer_value(json_object_get(o, "link")))
+                    add_link_figures(o, &snap->link[k]);
         }
+        add_peer_figures(p, links);
     }
     return peers ? peers : json_array();
 }

@@ -30,6 +30,7 @@ static const struct {
     [HRP_PEER_VERBS_OFFER] = {"VERBS_OFFER", sizeof(struct hrp_peer_verbs), true},
     [HRP_PEER_VERBS_ANSWER] = {"VERBS_ANSWER", sizeof(struct hrp_peer_verbs), true},
     [HRP_PEER_VERBS_READY] = {"VERBS_READY", sizeof(struct hrp_peer_ready), true},
+    [HRP_PEER_VERBS_DOWN] = {"VERBS_DOWN", sizeof(struct hrp_peer_ready), true},
 };
 
 static bool known(unsigned type)
@@ -150,15 +151,17 @@ static bool verbs_ok(const struct hrp_peer_verbs *v)
     if (v->nonce == 0 || v->must > 1 || v->status == HRP_IN_PROGRESS || v->status >= HRP_NSTATUS)
         return false;
     size_t rest = offsetof(struct hrp_peer_verbs, ethernet);
+    if (v->service_level > 15 || v->reserved != 0)
+        return false;
     if (v->status != HRP_OK)
         return all_zero((const char *)v + rest, sizeof(*v) - rest);
     if (v->ethernet > 1 || v->global > 1 || v->mtu < 1 || v->mtu > 5 || v->queues < 1 ||
-        v->queues > HRP_PEER_QUEUES_MAX || !all_zero(v->reserved, sizeof(v->reserved)) || v->depth == 0 ||
-        v->msg_bytes == 0)
+        v->queues > HRP_PEER_QUEUES_MAX || v->depth == 0 || v->msg_bytes == 0)
         return false;
     for (unsigned i = 0; i < HRP_PEER_QUEUES_MAX; i++) {
         bool used = i < v->queues;
-        if (used != (v->qpn[i] != 0) || v->qpn[i] > 0xffffff || v->psn[i] > (used ? 0xffffffu : 0u))
+        if (used != (v->qpn[i] != 0) || v->qpn[i] > 0xffffff || v->psn[i] > (used ? 0xffffffu : 0u) ||
+            (v->got[i] != 0 && !(used && v->link != 0)))
             return false;
     }
     return true;
@@ -196,6 +199,9 @@ static bool body_ok(const struct hrp_peer_msg *m)
     case HRP_PEER_VERBS_OFFER:
     case HRP_PEER_VERBS_ANSWER:
         return verbs_ok(&m->body.verbs);
+    case HRP_PEER_VERBS_DOWN:
+        return m->body.ready.nonce != 0 && m->body.ready.status == HRP_PEER_LOST &&
+               m->body.ready.reserved == 0;
     case HRP_PEER_VERBS_READY:
         return m->body.ready.nonce != 0 && m->body.ready.status != HRP_IN_PROGRESS &&
                m->body.ready.status < HRP_NSTATUS && m->body.ready.reserved == 0;

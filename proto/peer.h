@@ -115,7 +115,9 @@ enum hrp_peer_type {
     HRP_PEER_VERBS_ANSWER = 15, /* the other: what it has, its queue pairs connected, or why not */
     HRP_PEER_VERBS_READY =
         16, /* each: messages went both ways, or what happened; both HRP_OK: the link is up */
-    HRP_PEER_NTYPES = 17,
+    HRP_PEER_VERBS_DOWN =
+        17, /* the other to the dialer: its end of the link with that nonce broke (text); make it anew */
+    HRP_PEER_NTYPES = 18,
 };
 
 struct hrp_peer_hdr {
@@ -203,26 +205,31 @@ struct hrp_peer_comm { /* COMMIT, LEFT, GONE */
 
 #define HRP_PEER_QUEUES_MAX 8u
 
-struct hrp_peer_verbs { /* OFFER, ANSWER */
-    uint64_t nonce;     /* of this attempt, the dialer's choice, not 0 */
-    uint32_t status;    /* HRP_OK; otherwise text says why, and all below `must` is 0 */
-    uint8_t must;       /* 1: the sender is configured to use nothing but verbs */
-    uint8_t ethernet;   /* 1: RoCE, 0: InfiniBand */
-    uint8_t global;     /* 1: the path uses the GID */
-    uint8_t mtu;        /* 1..5: 128 << mtu bytes */
+struct hrp_peer_verbs {                   /* OFFER, ANSWER */
+    uint64_t nonce;                       /* of this attempt, the dialer's choice, not 0 */
+    uint32_t status;                      /* HRP_OK; otherwise text says why, and all below `link` is 0 */
+    uint8_t must;                         /* 1: the sender is configured to use nothing but verbs */
+    uint8_t service_level, traffic_class; /* of this link: there is one for each such class */
+    uint8_t reserved;
+    uint64_t
+        link; /* 0: a new link; otherwise the nonce that the link was made with, whose path is made anew */
+    uint8_t ethernet; /* 1: RoCE, 0: InfiniBand */
+    uint8_t global;   /* 1: the path uses the GID */
+    uint8_t mtu;      /* 1..5: 128 << mtu bytes */
+    uint8_t queues;   /* 1..HRP_PEER_QUEUES_MAX; OFFER: at most, ANSWER: exactly */
     uint16_t lid, pkey;
-    uint8_t queues; /* 1..HRP_PEER_QUEUES_MAX; OFFER: at most, ANSWER: exactly */
-    uint8_t reserved[3];
     uint32_t depth, msg_bytes; /* message buffers that each queue pair grants, and their size */
     uint8_t gid[16];
     uint32_t qpn[HRP_PEER_QUEUES_MAX]; /* 24 bits; 0 beyond `queues` */
     uint32_t psn[HRP_PEER_QUEUES_MAX]; /* 24 bits; 0 beyond `queues` */
+    uint64_t got
+        [HRP_PEER_QUEUES_MAX]; /* link not 0: messages that had arrived on each; otherwise, and beyond, 0 */
 };
-_Static_assert(sizeof(struct hrp_peer_verbs) == 112, "layout");
+_Static_assert(sizeof(struct hrp_peer_verbs) == 184, "layout");
 
-struct hrp_peer_ready { /* READY */
-    uint64_t nonce;
-    uint32_t status;
+struct hrp_peer_ready { /* READY, DOWN */
+    uint64_t nonce;     /* READY: of the attempt; DOWN: of the link */
+    uint32_t status;    /* DOWN: HRP_PEER_LOST */
     uint32_t reserved;
 };
 

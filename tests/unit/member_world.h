@@ -217,11 +217,13 @@ bool hrd_peer_dials(const struct hrd_daemon *d, const uint8_t instance[16])
     return memcmp(d->instance, instance, 16) < 0;
 }
 
-int hrd_peer_link(struct hrd_daemon *d, uint32_t no)
+int hrd_peer_link(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want, uint32_t *link)
 {
     int me = w_index(d), to = w_by_no(&w[me], no);
+    (void)want;
     if (no == 0 || to < 0)
         return -2;
+    *link = no; /* one link a peer is enough here */
     if (w[me].link[to])
         return 1;
     if (!hrd_peer_dials(d, w[to].d.instance))
@@ -233,12 +235,14 @@ int hrd_peer_link(struct hrd_daemon *d, uint32_t no)
     return 0;
 }
 
-const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const char **why)
+const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want,
+                               const char **why)
 {
     struct w_node *n = &w[w_index(d)];
+    bool verbs = n->verbs && want->transport != HRD_WANT_TCP;
     (void)no;
-    *why = n->verbs ? "" : n->no_verbs ? n->no_verbs : "it was not tried";
-    return n->verbs ? "verbs" : "tcp";
+    *why = verbs || want->transport == HRD_WANT_TCP ? "" : n->no_verbs ? n->no_verbs : "it was not tried";
+    return verbs ? "verbs" : "tcp";
 }
 
 bool hrd_peers_is_mine(struct hrd_daemon *d, const struct hrp_addr *addr)

@@ -109,6 +109,10 @@ static struct hrp_peer_msg sample(unsigned type)
         m.body.ready = (struct hrp_peer_ready){.nonce = 5, .status = HRP_TIMEOUT};
         m.text = "nothing came";
         break;
+    case HRP_PEER_VERBS_DOWN:
+        m.body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_PEER_LOST};
+        m.text = "RETRY_EXC_ERR";
+        break;
     default:
         m.body.comm.comm_id[0] = 1;
         m.body.comm.rank = type == HRP_PEER_LEFT ? 4 : 0;
@@ -313,7 +317,10 @@ static void test_verbs_fields(void **state)
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.queues = 1);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.queues = 3);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.queues = HRP_PEER_QUEUES_MAX + 1);
-    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.reserved[2] = 1);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.reserved = 1);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.service_level = 16);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.got[0] = 1); /* of a new link */
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.link = 1; m.body.verbs.got[2] = 1);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.depth = 0);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.msg_bytes = 0);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.qpn[1] = 0);
@@ -322,6 +329,8 @@ static void test_verbs_fields(void **state)
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.psn[2] = 1);
     WRONG(HRP_PEER_VERBS_ANSWER, m.body.verbs.status = HRP_OK);
     WRONG(HRP_PEER_VERBS_ANSWER, m.body.verbs.qpn[0] = 1);
+    WRONG(HRP_PEER_VERBS_DOWN, m.body.ready.status = HRP_OK);
+    WRONG(HRP_PEER_VERBS_DOWN, m.body.ready.nonce = 0);
     WRONG(HRP_PEER_VERBS_READY, m.body.ready.nonce = 0);
     WRONG(HRP_PEER_VERBS_READY, m.body.ready.status = HRP_IN_PROGRESS);
     WRONG(HRP_PEER_VERBS_READY, m.body.ready.reserved = 1);

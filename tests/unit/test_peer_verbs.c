@@ -83,17 +83,34 @@ static void begin(void)
     fail_msg("the two do not connect");
 }
 
+static const struct hrd_link_want any;
+static const struct hrd_link_want tcp = {.transport = HRD_WANT_TCP};
+
+/* What is known of the first class. */
+static struct plink *class_of(int i)
+{
+    return hrd_link_class(&d[i], peer_of(i), 0, 0);
+}
+
+static int ask(int i, const struct hrd_link_want *want)
+{
+    uint32_t link = 0;
+    int r = hrd_peer_link(&d[i], peer_of(i)->no, want, &link);
+    assert_true(r != 1 || hrd_link_by_id(d[i].peers, link));
+    return r;
+}
+
 /* Asks for the link on both ends until both have it, or an answer that there is none. */
 static void link_up(bool expected)
 {
     for (int i = 0; i < 20000; i++) {
-        int up0 = hrd_peer_link(&d[0], peer_of(0)->no), up1 = hrd_peer_link(&d[1], peer_of(1)->no);
+        int up0 = ask(0, &any), up1 = ask(1, &any);
         if (up0 == 1 && up1 == 1) {
             assert_true(expected);
             return;
         }
         turn();
-        if (!expected && peer_of(0)->verbs_why[0] && peer_of(1)->verbs_why[0])
+        if (!expected && class_of(0)->why[0] && class_of(1)->why[0])
             return;
     }
     fail_msg("no answer about the link");
@@ -104,12 +121,12 @@ static void link_is(const char *transport, const char *words)
     const char *why;
     for (int i = 0; i < 2; i++) {
         for (int k = 0; k < 4000 && words[0]; k++) { /* the other end's reason may come behind its streams */
-            (void)hrd_peer_transport(&d[i], peer_of(i)->no, &why);
+            (void)hrd_peer_transport(&d[i], peer_of(i)->no, &any, &why);
             if (strstr(why, words))
                 break;
             turn();
         }
-        assert_string_equal(hrd_peer_transport(&d[i], peer_of(i)->no, &why), transport);
+        assert_string_equal(hrd_peer_transport(&d[i], peer_of(i)->no, &any, &why), transport);
         if (words[0] ? !strstr(why, words) : why[0])
             fail_msg("node %d: '%s' does not say '%s'", i, why, words);
     }
@@ -155,6 +172,33 @@ static void test_queues(void **state)
     link_up(true);
     link_is("verbs", "");
     end();
+}
+
+/* Who wants tcp gets it beside verbs, and only once. */
+static void test_tcp_beside_verbs(void **state)
+{
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        const char *why;
+        uint32_t link[3];
+        begin();
+        if (first)
+            link_up(true);
+        for (int i = 0; i < 20000 && !(ask(0, &tcp) == 1 && ask(1, &tcp) == 1); i++)
+            turn();
+        link_up(true);
+        link_is("verbs", "");
+        for (int i = 0; i < 2; i++) {
+            assert_string_equal(hrd_peer_transport(&d[i], peer_of(i)->no, &tcp, &why), "tcp");
+            assert_string_equal(why, "");
+            assert_int_equal(hrd_peer_link(&d[i], peer_of(i)->no, &any, &link[0]), 1);
+            assert_int_equal(hrd_peer_link(&d[i], peer_of(i)->no, &tcp, &link[1]), 1);
+            assert_int_equal(hrd_peer_link(&d[i], peer_of(i)->no, &tcp, &link[2]), 1);
+            assert_int_not_equal(link[0], link[1]);
+            assert_int_equal(link[1], link[2]);
+        }
+        end();
+    }
 }
 
 /* One end cannot or may not: tcp on both, for the same reason. */
@@ -237,13 +281,9 @@ static void test_old_release(void **state)
 {
     (void)state;
     begin();
-    peer_of(0)->minor = 0;
-    hrd_peer_link(&d[0], peer_of(0)->no);
-    for (int i = 0; i < 20000 && !(peer_of(0)->link_up && peer_of(1)->link_up); i++)
-        turn();
-    const char *why;
-    assert_string_equal(hrd_peer_transport(&d[0], peer_of(0)->no, &why), "tcp");
-    assert_non_null(strstr(why, "release without verbs"));
+    peer_of(0)->minor = peer_of(1)->minor = 0;
+    link_up(true);
+    link_is("tcp", "release without verbs");
     end();
 }
 
@@ -254,7 +294,7 @@ static void test_end_in_between(void **state)
     for (int turns = 0; turns < 30; turns++) {
         begin();
         fake_verbs_hold(turns % 2);
-        hrd_peer_link(&d[0], peer_of(0)->no);
+        ask(0, &any);
         for (int i = 0; i < turns; i++)
             turn();
         end();
@@ -291,11 +331,11 @@ int main(void)
 {
     hrd_log_set_level(HRD_LOG_WARNING);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_can),           cmocka_unit_test(test_queues),
-        cmocka_unit_test(test_one_cannot),         cmocka_unit_test(test_resources),
-        cmocka_unit_test(test_path_does_not_work), cmocka_unit_test(test_required),
-        cmocka_unit_test(test_old_release),        cmocka_unit_test(test_end_in_between),
-        cmocka_unit_test(test_out_of_place),
+        cmocka_unit_test(test_both_can),         cmocka_unit_test(test_queues),
+        cmocka_unit_test(test_tcp_beside_verbs), cmocka_unit_test(test_one_cannot),
+        cmocka_unit_test(test_resources),        cmocka_unit_test(test_path_does_not_work),
+        cmocka_unit_test(test_required),         cmocka_unit_test(test_old_release),
+        cmocka_unit_test(test_end_in_between),   cmocka_unit_test(test_out_of_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
