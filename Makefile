@@ -98,7 +98,7 @@ ifeq ($(shell uname -m),x86_64)
 endif
 
 # Only the daemon and its command line use these; the client library needs libc alone.
-DAEMON_PKGS := libuv libsystemd inih jansson
+DAEMON_PKGS := libuv libsystemd inih jansson hwloc
 # Headers only: the library is loaded at run time where it is, see daemon/verbs/verbs_api.h.
 DAEMON_HEADERS := libibverbs
 DAEMON_CFLAGS := $(shell pkg-config --cflags $(DAEMON_PKGS) 2>/dev/null)

@@ -169,6 +169,7 @@ struct hrd_peers {
     bool device_denied;
     uint64_t garbage, refused, evicted, lost, accepted; /* counters for status */
     char verbs_said[HRP_PEER_TEXT];                     /* last logged about the own device */
+    char verbs_device[64];                              /* that was chosen last; "": none */
     struct hrd_log_limit garbage_log, accept_log;
 };
 

@@ -36,12 +36,19 @@ struct json_t *hrd_peers_json(struct hrd_daemon *d)
     return list;
 }
 
+/* The NIC that data to other nodes takes: the RDMA device, or the interface of the own address. */
+static const char *nic(const struct hrd_peers *ps)
+{
+    const struct hrp_addr *own = ps->net.nsource > 0 ? &ps->net.source[0] : &ps->net.own[0];
+    return ps->verbs_device[0] ? ps->verbs_device : hrd_netif_name_of(ps->ifs, ps->nifs, own);
+}
+
 struct json_t *hrd_peer_port_json(struct hrd_daemon *d)
 {
     const struct hrd_peers *ps = d->peers;
     if (!ps)
         return json_object();
-    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "accepted", (json_int_t)ps->accepted, "garbage",
-                     (json_int_t)ps->garbage, "refused", (json_int_t)ps->refused, "silent",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I}", "nic", nic(ps), "accepted", (json_int_t)ps->accepted,
+                     "garbage", (json_int_t)ps->garbage, "refused", (json_int_t)ps->refused, "silent",
                      (json_int_t)ps->evicted, "lost", (json_int_t)ps->lost);
 }

@@ -86,6 +86,7 @@ static bool choose_device(struct hrd_daemon *d, struct hrd_verbs_device *dev, ch
                                   .naddrs = net->local_only ? 0 : net->nown};
     char text[HRD_VERBS_NOTES + 200];
     snprintf(want.device, sizeof(want.device), "%s", c->verbs_device);
+    d->peers->verbs_device[0] = 0;
     if (c->transport == 1) {
         snprintf(why, len, "transport = tcp in hreduced.conf of node %s", d->node_name);
         return false;
@@ -98,6 +99,7 @@ static bool choose_device(struct hrd_daemon *d, struct hrd_verbs_device *dev, ch
     }
     snprintf(text, sizeof(text), "%s%s%s", dev->text, dev->note[0] ? "; " : "", dev->note);
     say_once(d, text);
+    snprintf(d->peers->verbs_device, sizeof(d->peers->verbs_device), "%s", dev->name);
     return true;
 }
 

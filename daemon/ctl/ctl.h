@@ -24,6 +24,7 @@ enum {
 struct ctl_options {
     const char *socket;
     bool json;
+    const char *xml; /* topo: a recorded topology instead of this machine */
 };
 
 struct ctl_command {
@@ -36,6 +37,7 @@ struct ctl_command {
 int ctl_status(const struct ctl_options *options);
 int ctl_metrics(const struct ctl_options *options);
 int ctl_path(const struct ctl_options *options);
+int ctl_topo(const struct ctl_options *options);
 int ctl_version(const struct ctl_options *options);
 
 /* ---- client.c ---- */
@@ -60,6 +62,8 @@ int ctl_ask_once(const char *path, unsigned type, json_t **doc);
 
 /* A complaint: "hreducectl: " and the sentence. */
 void ctl_complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Complaints are for nobody while a command only asks whether something is there. */
+void ctl_mute(bool muted);
 /* Members of JSON objects, with answers for what is missing. */
 const char *ctl_str(const json_t *object, const char *key, const char *missing);
 int64_t ctl_int(const json_t *object, const char *key);
@@ -72,7 +76,7 @@ const char *ctl_count(int64_t n);     /* 1234567 */
 const char *ctl_format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* A table whose columns are as wide as they must be. A heading that begins with '>' is set flush right. */
-#define CTL_MAX_COLUMNS 16
+#define CTL_MAX_COLUMNS 72
 struct ctl_table {
     unsigned columns;
     const char *heading[CTL_MAX_COLUMNS];

@@ -13,6 +13,7 @@ static const struct ctl_command commands[] = {
     {"status", "the daemon, its processes, communicators, operations and peers", ctl_status},
     {"path", "what each communicator really uses, what was wanted, and why not", ctl_path},
     {"metrics", "counters for Prometheus, as text", ctl_metrics},
+    {"topo", "how GPUs and NICs are wired, and which NIC each GPU uses", ctl_topo},
     {"version", "versions of hreducectl and of the daemon", ctl_version},
 };
 enum { NCOMMANDS = sizeof(commands) / sizeof(commands[0]) };
@@ -25,6 +26,7 @@ static void print_usage(FILE *out)
     fputs("\noptions:\n"
           "  -s, --socket PATH  the daemon's socket (HREDUCE_SOCKET, or " HRP_DEFAULT_SOCKET ")\n"
           "  -j, --json         the whole answer as JSON\n"
+          "      --xml FILE     topo: a topology that lstopo wrote instead of this machine\n"
           "  -h, --help\n\n"
           "exit status: 0; 1 the daemon answered with an error; 2 it cannot be reached; 64 wrong usage.\n"
           "See hreducectl(1).\n",
@@ -42,11 +44,10 @@ static const struct ctl_command *find_command(const char *name)
 
 int main(int argc, char **argv)
 {
-    static const struct option longs[] = {{"socket", required_argument, NULL, 's'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {"version", no_argument, NULL, 'V'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option longs[] = {
+        {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
+        {"xml", required_argument, NULL, 'x'},    {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},      {NULL, 0, NULL, 0}};
     struct ctl_options o = {.socket = getenv("HREDUCE_SOCKET")};
     int opt;
     if (!o.socket || o.socket[0] == '\0')
@@ -58,6 +59,9 @@ int main(int argc, char **argv)
             break;
         case 'j':
             o.json = true;
+            break;
+        case 'x':
+            o.xml = optarg;
             break;
         case 'h':
             print_usage(stdout);

@@ -7,9 +7,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+static bool mute;
+
+void ctl_mute(bool muted)
+{
+    mute = muted;
+}
+
 void ctl_complain(const char *fmt, ...)
 {
     va_list ap;
+    if (mute)
+        return;
     fputs("hreducectl: ", stderr);
     va_start(ap, fmt);
     vfprintf(stderr, fmt, ap);
