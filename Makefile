@@ -8,6 +8,7 @@
 #   daemon/ctl/              hreducectl
 #   client/                  libhclient.so.0; client/perf/ = hreduce-perf; client/examples/X.c = examples/X
 #   tests/lib/               helpers that C tests link
+#   tests/sim/fake_cuda/     libcuda_fake.so.1, a CUDA driver without a GPU
 #   tests/unit/test_X.c      one cmocka program each, linked with every part as archives
 #   tests/cluster|fault/X.c  programs that use the library as a job would
 #   tests/bench/X.c          developers' benchmarks; tests/fuzz/fuzz_X.c libFuzzer targets
@@ -146,6 +147,7 @@ PERF_SRC := $(sort $(wildcard client/perf/*.c))
 EXAMPLE_SRC := $(sort $(wildcard client/examples/*.c))
 TESTLIB_SRC := $(sort $(wildcard tests/lib/*.c))
 SIM_SRC := $(sort $(wildcard tests/sim/*.c))
+FAKE_CUDA_SRC := $(sort $(wildcard tests/sim/fake_cuda/*.c))
 UNIT_SRC := $(sort $(wildcard tests/unit/test_*.c))
 JOB_TEST_SRC := $(sort $(wildcard tests/cluster/*.c tests/fault/*.c))
 BENCH_SRC := $(sort $(wildcard tests/bench/*.c))
@@ -156,7 +158,7 @@ MPICC := $(shell command -v mpicc 2>/dev/null)
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 
 ALL_SRC := $(PROTO_SRC) $(KERNELS_SRC) $(DAEMON_SRC) $(CTL_SRC) $(CLIENT_SRC) $(PERF_SRC) $(EXAMPLE_SRC) \
-           $(TESTLIB_SRC) $(SIM_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC)
+           $(TESTLIB_SRC) $(SIM_SRC) $(FAKE_CUDA_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC)
 
 PARTS := $(if $(PROTO_SRC),proto) $(if $(KERNELS_SRC),kernels) $(if $(DAEMON_SRC),daemon)
 HREDUCED := $(if $(wildcard daemon/main.c),$(BUILD)/hreduced)
@@ -166,6 +168,7 @@ PERF := $(if $(PERF_SRC),$(BUILD)/hreduce-perf)
 EXAMPLES := $(EXAMPLE_SRC:client/%.c=$(BUILD)/%)
 UNIT_TESTS := $(UNIT_SRC:%.c=$(BUILD)/%)
 JOB_TESTS := $(JOB_TEST_SRC:%.c=$(BUILD)/%)
+FAKE_CUDA := $(if $(FAKE_CUDA_SRC),$(BUILD)/tests/libcuda_fake.so.1 $(BUILD)/tests/libcuda_fake_old.so.1)
 BENCHES := $(BENCH_SRC:%.c=$(BUILD)/%) $(if $(MPICC),$(MPI_SRC:%.c=$(BUILD)/%))
 FUZZERS := $(FUZZ_SRC:%.c=$(BUILD)/%)
 
@@ -174,7 +177,7 @@ FUZZERS := $(FUZZ_SRC:%.c=$(BUILD)/%)
 all: $(HREDUCED) $(HREDUCECTL) $(LIBHCLIENT) $(PERF) $(EXAMPLES) $(PARTS:%=$(BUILD)/obj/lib%.a)
 bench: all $(BENCHES)
 # Benchmarks are compiled with the tests so that they do not rot; nobody measures a sanitized build.
-tests: all $(UNIT_TESTS) $(JOB_TESTS) $(if $(SANITIZE),,$(BENCHES))
+tests: all $(UNIT_TESTS) $(JOB_TESTS) $(FAKE_CUDA) $(if $(SANITIZE),,$(BENCHES))
 
 # ---------------------------------------------------------------- rules: objects and archives
 
@@ -265,6 +268,13 @@ UNIT_PARTS := test sim daemon ctl client perf kernels gpukernels proto
 $(UNIT_TESTS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
 	@mkdir -p $(@D)
 	$(call quiet,LD)$(link) $< $(call group,$(UNIT_PARTS)) -lcmocka $(DAEMON_LIBS)
+
+# A CUDA driver without a GPU, and one that is too old.
+$(BUILD)/tests/libcuda_fake_old.so.1: FAKE_MAP := tests/sim/fake_cuda/old.map
+$(FAKE_CUDA): $(call objs,$(FAKE_CUDA_SRC)) $(call lib,kernels proto) tests/sim/fake_cuda/old.map
+	@mkdir -p $(@D)
+	$(call quiet,LD)$(CC) $(CFLAGS_ALL) -shared -Wl,-soname,$(@F) $(FAKE_MAP:%=-Wl,--version-script=%) $(SHARED_LDFLAGS) \
+	    $(LDFLAGS_ALL) -o $@ $(call objs,$(FAKE_CUDA_SRC)) $(call group,kernels proto) -lm
 
 JOB_PARTS := test perf kernels proto
 $(JOB_TESTS) $(BENCHES): $(BUILD)/%: $(BUILD)/obj/%.o $(LIBHCLIENT) $(call lib,$(JOB_PARTS))
