@@ -334,6 +334,10 @@ HCLIENT_API hclient_result_t hclient_group_end(void);
  * Blocks until the op is complete on this rank and its output is in place; returns its result. Sleeps,
  * after at most 200 us of looking (and yielding) for ops up to 2 MiB. The results of the last 256 failed ops of a
  * communicator are kept; older failures are reported as HCLIENT_INVALID_ARGUMENT ("too old to tell").
+ * After any result but two the buffers are the caller's again. The two: HCLIENT_UNRESPONSIVE, and HCLIENT_DAEMON_LOST
+ * while the daemon's process still lives (it may be stopped, or about to end). It may then still write the outputs of
+ * pending ops that lie in memory of hclient_mem_alloc() or hclient_mem_import_fd(), so leave these alone; ordinary
+ * memory is written by the library only, and by then no more.
  */
 HCLIENT_API hclient_result_t hclient_wait(hclient_op_t op);
 /* The same without waiting: HCLIENT_IN_PROGRESS while it is not complete. */
