@@ -194,7 +194,8 @@ quiet = @printf '  %-4s %s\n' '$(1)' '$@';
 $(BUILD)/obj/daemon/%.o $(BUILD)/obj/tests/unit/%.o: PART_CFLAGS := $(DAEMON_CFLAGS)
 # An example includes what a user has: the public header alone.
 $(BUILD)/obj/client/examples/%.o: PART_CFLAGS := -Iclient
-$(BUILD)/obj/tests/bench/%_mpi.o: CC := mpicc
+# Also where CC was given on the command line.
+$(BUILD)/obj/tests/bench/%_mpi.o: override CC := mpicc
 
 $(BUILD)/obj/%.o: %.c $(BUILD)/obj/flags
 	@mkdir -p $(@D)
@@ -280,7 +281,7 @@ JOB_PARTS := test perf kernels proto
 $(JOB_TESTS) $(BENCHES): $(BUILD)/%: $(BUILD)/obj/%.o $(LIBHCLIENT) $(call lib,$(JOB_PARTS))
 	@mkdir -p $(@D)
 	$(call quiet,LD)$(link) $< $(call group,$(JOB_PARTS)) $(LIBHCLIENT) -Wl,-rpath,'$$ORIGIN/../..' -lm
-$(MPI_SRC:%.c=$(BUILD)/%): CC := mpicc
+$(MPI_SRC:%.c=$(BUILD)/%): override CC := mpicc
 
 $(FUZZERS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
 	@mkdir -p $(@D)

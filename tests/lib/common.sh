@@ -75,3 +75,55 @@ run_python()
         "$HREDUCE_PYTHON" "$@"
     fi
 }
+
+# ---------------------------------------------------------------- jobs of a launcher
+
+# two_nodes PORT: two daemons on this machine stand for two nodes; they end with the script.
+two_nodes()
+{
+    local node
+    daemons=()
+    for node in 0 1; do
+        cat >"$TMPDIR/$node.conf" <<END
+socket = $TMPDIR/$node.sock
+listen = 127.0.0.$((node + 1))
+port = $1
+node_name = node$node
+END
+        "$HREDUCE_BUILD/hreduced" --config "$TMPDIR/$node.conf" >"$TMPDIR/$node.log" 2>&1 &
+        daemons+=($!)
+    done
+    trap stop_nodes EXIT
+    wait_for 10 test -S "$TMPDIR/0.sock"
+    wait_for 10 test -S "$TMPDIR/1.sock"
+}
+
+stop_nodes()
+{
+    kill "${daemons[@]}" 2>/dev/null || true
+    wait "${daemons[@]}" || true
+}
+
+# perf_rank VARIABLE: makes $TMPDIR/rank.sh, one of 4 ranks of hreduce-perf, two a node. On a cluster every rank uses the
+# socket of its own node; here it picks one by the rank that the launcher gives it in VARIABLE.
+perf_rank()
+{
+    cat >"$TMPDIR/rank.sh" <<END
+#!/bin/sh
+export HREDUCE_SOCKET="$TMPDIR/\$((\$$1 / 2)).sock"
+exec "$HREDUCE_BUILD/hreduce-perf" -b 1M -n 4 --json "$TMPDIR/out.json"
+END
+    chmod +x "$TMPDIR/rank.sh"
+}
+
+# perf_was_right OUTPUT: what the ranks of perf_rank printed and wrote.
+perf_was_right()
+{
+    expect_match "$1" '4 ranks on 2 nodes'
+    expect_match "$1" 'Wrong elements       : 0 OK'
+    "$HREDUCE_PYTHON" - "$TMPDIR/out.json" <<'END'
+import json, sys
+results = json.load(open(sys.argv[1]))["results"]
+assert len(results) == 2 and all(r["wrong"] == 0 for r in results), results
+END
+}
