@@ -103,11 +103,12 @@ DAEMON_PKGS := libuv libsystemd inih jansson hwloc
 # Headers only: the library is loaded at run time where it is, see daemon/verbs/verbs_api.h.
 DAEMON_HEADERS := libibverbs
 DAEMON_CFLAGS := $(shell pkg-config --cflags $(DAEMON_PKGS) 2>/dev/null)
-DAEMON_LIBS = $(shell pkg-config --libs $(DAEMON_PKGS)) $(CUDA_LIBS) -lm
+DAEMON_LIBS = $(shell pkg-config --libs $(DAEMON_PKGS)) -ldl -lm
 
 # ---------------------------------------------------------------- CUDA
 
 CUDA_SRC := $(sort $(wildcard kernels/*.cu))
+CUDA_TEXT := $(CUDA_SRC) $(sort $(wildcard kernels/*.cuh tests/sim/*.cpp))
 ifeq ($(CUDA),0)
 NVCC :=
 else
@@ -117,18 +118,18 @@ $(error CUDA=1, but nvcc is neither in PATH nor in $(CUDA_HOME)/bin: set CUDA_HO
 endif
 endif
 ifneq ($(and $(NVCC),$(CUDA_SRC)),)
-CUDA_OBJ := $(CUDA_SRC:%=$(BUILD)/obj/%.o)
-# Machine code for what this nvcc knows of the list, and PTX of the newest of them for later devices.
+# One image of all kernels, embedded by kernels/gpu_image.c and loaded by the driver: no CUDA library is linked.
+CUDA_IMAGE := $(BUILD)/obj/kernels/gpu_kernels.fatbin
+# Machine code for what this nvcc knows of the list (it runs on every later minor version of its major), and PTX
+# of the newest of them for later devices.
 NVCC_KNOWS := $(shell $(NVCC) --list-gpu-arch 2>/dev/null)
-CUDA_ARCHS ?= $(foreach a,70 75 80 86 89 90 100 120,$(if $(filter compute_$(a),$(NVCC_KNOWS)),$(a)))
+CUDA_ARCHS ?= $(foreach a,70 75 80 90 100 120,$(if $(filter compute_$(a),$(NVCC_KNOWS)),$(a)))
 NVCC_FLAGS = -O3 -std=c++17 -I. -fmad=false -ftz=false -prec-div=true -prec-sqrt=true \
-             -Xcompiler -fPIC,-Wall,-fvisibility=hidden \
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
              -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
-CUDA_ROOT := $(patsubst %/bin/nvcc,%,$(NVCC))
-CUDA_LIBS := -L$(CUDA_ROOT)/lib64 -lcudart_static -lstdc++ -ldl -lrt
 CFLAGS_ALL += -DHREDUCE_CUDA=1
-DAEMON_CFLAGS += -isystem $(CUDA_ROOT)/include
+$(BUILD)/obj/kernels/gpu_image.o: PART_CFLAGS := -DHRG_IMAGE_FILE='"$(CUDA_IMAGE)"'
+$(BUILD)/obj/kernels/gpu_image.o: $(CUDA_IMAGE)
 else
 CFLAGS_ALL += -DHREDUCE_CUDA=0
 endif
@@ -148,6 +149,8 @@ EXAMPLE_SRC := $(sort $(wildcard client/examples/*.c))
 TESTLIB_SRC := $(sort $(wildcard tests/lib/*.c))
 SIM_SRC := $(sort $(wildcard tests/sim/*.c))
 FAKE_CUDA_SRC := $(sort $(wildcard tests/sim/fake_cuda/*.c))
+# The kernels' own source compiled for the CPU, see there.
+EMULATED_SRC := $(wildcard tests/sim/cuda_emulated.cpp)
 UNIT_SRC := $(sort $(wildcard tests/unit/test_*.c))
 JOB_TEST_SRC := $(sort $(wildcard tests/cluster/*.c tests/fault/*.c))
 BENCH_SRC := $(sort $(wildcard tests/bench/*.c))
@@ -201,9 +204,16 @@ $(BUILD)/obj/%.o: %.c $(BUILD)/obj/flags
 	@mkdir -p $(@D)
 	$(call quiet,CC)$(CC) $(CFLAGS_ALL) $(PART_CFLAGS) $(ISA_CFLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/obj/%.cu.o: %.cu $(BUILD)/obj/flags
+$(BUILD)/obj/%.fatbin: %.cu $(BUILD)/obj/flags
 	@mkdir -p $(@D)
-	$(call quiet,NVCC)$(NVCC) $(NVCC_FLAGS) -MMD -MF $(@:.o=.d) -c $< -o $@
+	$(call quiet,NVCC)$(NVCC) $(NVCC_FLAGS) -MMD -MF $(@:.fatbin=.d) -fatbin $< -o $@
+
+# A misaligned access traps, as it does on a GPU; unrolling is left to this compiler.
+$(BUILD)/obj/tests/sim/%.o: tests/sim/%.cpp $(BUILD)/obj/flags
+	@mkdir -p $(@D)
+	$(call quiet,CXX)$(CXX) -std=c++17 -O1 -g -I. -Wall -Wextra -Wno-unknown-pragmas -Wno-maybe-uninitialized $(if $(filter 1,$(WERROR)),-Werror) \
+	    -ffp-contract=off -fno-strict-aliasing -fPIC -fvisibility=hidden -fno-exceptions -fno-rtti \
+	    -fsanitize=alignment -fsanitize-undefined-trap-on-error -MMD -MP -c $< -o $@
 
 # An archive is made anew when its list of members changes: a deleted source must not live on in it.
 define archive
@@ -215,13 +225,12 @@ $(BUILD)/obj/lib$(1).a: $(2) $(BUILD)/obj/lib$(1).list
 endef
 $(eval $(call archive,proto,$(call objs,$(PROTO_SRC))))
 $(eval $(call archive,kernels,$(call objs,$(KERNELS_SRC))))
-$(eval $(call archive,gpukernels,$(CUDA_OBJ)))
 $(eval $(call archive,daemon,$(call objs,$(filter-out daemon/main.c,$(DAEMON_SRC)))))
 $(eval $(call archive,ctl,$(call objs,$(filter-out %/main.c,$(CTL_SRC)))))
 $(eval $(call archive,client,$(call objs,$(CLIENT_SRC))))
 $(eval $(call archive,perf,$(call objs,$(filter-out %/main.c,$(PERF_SRC)))))
 $(eval $(call archive,test,$(call objs,$(TESTLIB_SRC))))
-$(eval $(call archive,sim,$(call objs,$(SIM_SRC))))
+$(eval $(call archive,sim,$(call objs,$(SIM_SRC)) $(EMULATED_SRC:%.cpp=$(BUILD)/obj/%.o)))
 
 lib = $(patsubst %,$(BUILD)/obj/lib%.a,$(1))
 group = -Wl,--start-group $(call lib,$(1)) -Wl,--end-group
@@ -236,7 +245,7 @@ daemon-libs:
 	 files of: $(DAEMON_PKGS) $(DAEMON_HEADERS). On Debian 'make deps' installs them." >&2; exit 1; }
 $(call objs,$(DAEMON_SRC) $(CTL_SRC)): | daemon-libs
 
-DAEMON_PARTS := daemon kernels gpukernels proto
+DAEMON_PARTS := daemon kernels proto
 $(BUILD)/hreduced: $(BUILD)/obj/daemon/main.o $(call lib,$(DAEMON_PARTS))
 	$(call quiet,LD)$(link) $< $(call group,$(DAEMON_PARTS)) $(DAEMON_LIBS)
 
@@ -265,7 +274,7 @@ $(EXAMPLES): $(BUILD)/examples/%: $(BUILD)/obj/client/examples/%.o $(BUILD)/libh
 
 # ---------------------------------------------------------------- rules: test programs
 
-UNIT_PARTS := test sim daemon ctl client perf kernels gpukernels proto
+UNIT_PARTS := test sim daemon ctl client perf kernels proto
 $(UNIT_TESTS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
 	@mkdir -p $(@D)
 	$(call quiet,LD)$(link) $< $(call group,$(UNIT_PARTS)) -lcmocka $(DAEMON_LIBS)
@@ -343,7 +352,7 @@ LINT_MAX_LINES := 900
 
 # X.inc.h is a body that a .c file includes with its own macros set.
 LINT_OWN_H := $(filter-out %.inc.h,$(LINT_H))
-LINT_TEXT := $(LINT_C) $(LINT_H) $(CUDA_SRC) $(LINT_SH) $(LINT_PY) Makefile
+LINT_TEXT := $(LINT_C) $(LINT_H) $(CUDA_TEXT) $(LINT_SH) $(LINT_PY) Makefile
 
 .PHONY: lint lint-all lint-format lint-text lint-cppcheck lint-shell lint-python
 lint:
@@ -354,7 +363,7 @@ lint-all: lint-format lint-text lint-shell lint-python lint-cppcheck $(LINT_OWN_
           $(LINT_C:%=$(LINT)/tidy/%.ok)
 
 lint-format:
-	$(call quiet,FMT)clang-format --dry-run --Werror $(LINT_C) $(LINT_H) $(CUDA_SRC)
+	$(call quiet,FMT)clang-format --dry-run --Werror $(LINT_C) $(LINT_H) $(CUDA_TEXT)
 
 # Length, licence line, and nothing left for later.
 lint-text:
