@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "client/call.h"
 #include "client/comm.h"
 #include "client/futex.h"
 #include "proto/ring.h"
@@ -11,24 +12,10 @@
 #define BYTES_MAX (UINT64_C(1) << 62)
 #define RING_NS (10 * HCL_SEC)
 
-/* One call, as the caller made it. */
-struct call {
-    const char *name;
-    struct hrp_sig sig;
-    const char *send;
-    char *recv;
-    bool sends;          /* this rank's send is looked at */
-    uint64_t send_count; /* elements of the buffers on this rank, filled in by check_sizes() */
-    uint64_t recv_count;
-    uint64_t send_bytes;
-    uint64_t recv_bytes;
-    const void *in_place; /* the one send that recv allows to share its memory */
-};
-
 /* ----------------------------------------------------------------------------------------------- checks */
 
-static hclient_result_t check_kinds(const struct hcl_comm *comm, const struct call *c, int dtype, int redop,
-                                    int root, const void *stream)
+static hclient_result_t check_kinds(const struct hcl_comm *comm, const struct hcl_call *c, int dtype,
+                                    int redop, int root, const void *stream)
 {
     if (stream != NULL)
         return hcl_fail(HCLIENT_UNSUPPORTED,
@@ -46,7 +33,7 @@ static hclient_result_t check_kinds(const struct hcl_comm *comm, const struct ca
     return HCLIENT_OK;
 }
 
-static hclient_result_t check_sizes(const struct hcl_comm *comm, struct call *c)
+static hclient_result_t check_sizes(const struct hcl_comm *comm, struct hcl_call *c)
 {
     if (hrp_sig_check(&c->sig, comm->nranks) != 0)
         return hcl_fail(HCLIENT_INVALID_ARGUMENT,
@@ -61,7 +48,8 @@ static hclient_result_t check_sizes(const struct hcl_comm *comm, struct call *c)
     return HCLIENT_OK;
 }
 
-static hclient_result_t check_buffer(const struct call *c, const char *what, const char *p, uint64_t bytes)
+static hclient_result_t check_buffer(const struct hcl_call *c, const char *what, const char *p,
+                                     uint64_t bytes)
 {
     if (bytes == 0)
         return HCLIENT_OK;
@@ -75,7 +63,7 @@ static hclient_result_t check_buffer(const struct call *c, const char *what, con
     return HCLIENT_OK;
 }
 
-static hclient_result_t check_overlap(const struct hcl_comm *comm, struct call *c)
+static hclient_result_t check_overlap(const struct hcl_comm *comm, struct hcl_call *c)
 {
     uint64_t own = comm->rank * c->sig.count * hrp_dtype_size(c->sig.dtype);
     c->in_place = c->recv;
@@ -95,16 +83,7 @@ static hclient_result_t check_overlap(const struct hcl_comm *comm, struct call *
                     c->in_place);
 }
 
-static hclient_result_t check_memory(const struct call *c, const char *what, const char *p, uint64_t bytes)
-{
-    if (bytes == 0 || !hcl_is_cuda_pointer(p))
-        return HCLIENT_OK;
-    return hcl_fail(HCLIENT_UNSUPPORTED,
-                    "%s: %s %p is GPU memory; GPU buffers are not built yet, copy to host memory", c->name,
-                    what, (const void *)p);
-}
-
-static hclient_result_t check(const struct hcl_comm *comm, struct call *c)
+static hclient_result_t check(const struct hcl_comm *comm, struct hcl_call *c)
 {
     hclient_result_t r = check_sizes(comm, c);
     if (r == HCLIENT_OK)
@@ -128,52 +107,44 @@ static bool find_shared(struct hcl_context *ctx, const void *p, uint64_t bytes, 
 }
 
 /* Both sides in shared memory, or both through the window: the daemon never mixes them. */
-static hclient_result_t place(struct hcl_comm *comm, const struct call *c, struct hrp_desc *desc,
-                              bool *staged)
+static bool takes_shared(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
+                         hclient_result_t *result)
 {
-    *staged = !find_shared(comm->ctx, c->send, c->send_bytes, &desc->in) ||
-              !find_shared(comm->ctx, c->recv, c->recv_bytes, &desc->out);
-    if (!*staged)
-        return HCLIENT_OK;
-    hclient_result_t r = check_memory(c, "send", c->send, c->send_bytes);
-    if (r == HCLIENT_OK)
-        r = check_memory(c, "recv", c->recv, c->recv_bytes);
-    uint64_t bytes = hrp_sig_bytes(&c->sig, comm->nranks);
-    if (r == HCLIENT_OK && bytes / HRP_STAGE_CHUNK >= HRP_CHUNK_ALL - 1)
-        r = hcl_fail(HCLIENT_UNSUPPORTED,
-                     "%s: %" PRIu64 " bytes are too many for ordinary memory (less than %" PRIu64
-                     "); use memory of hclient_mem_alloc",
-                     c->name, bytes, HRP_STAGE_CHUNK * (HRP_CHUNK_ALL - 1));
-    return r == HCLIENT_OK ? hcl_stage_window(comm) : r;
+    *result = HCLIENT_OK;
+    return find_shared(comm->ctx, c->send, c->send_bytes, &desc->in) &&
+           find_shared(comm->ctx, c->recv, c->recv_bytes, &desc->out);
+}
+
+const struct hcl_way hcl_way_shared = {.takes = takes_shared, .ready = HRP_CHUNK_ALL};
+
+static const struct hcl_way *const ways[] = {&hcl_way_shared, &hcl_way_staged};
+
+/* Under post_lock: the way the call goes. */
+static hclient_result_t choose(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
+                               const struct hcl_way **way)
+{
+    hclient_result_t r = HCLIENT_OK;
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        *way = ways[i];
+        if (ways[i]->takes(comm, c, desc, &r))
+            return r;
+    }
+    return hcl_fail(HCLIENT_UNSUPPORTED, "%s: no way to the daemon for these buffers", c->name);
 }
 
 /* Under post_lock: the slot of op `number` becomes that op's. */
-static void fill_slot(struct hcl_comm *comm, const struct call *c, uint64_t number, bool staged,
-                      struct hrp_desc *desc)
+static struct hcl_op *fill_slot(struct hcl_comm *comm, const struct hcl_call *c, uint64_t number,
+                                const struct hcl_way *way)
 {
     struct hcl_op *op = &comm->ops[number % HRP_OP_SLOTS];
     pthread_mutex_lock(&comm->lock);
     op->number = number;
     op->complete = false;
-    op->staged = staged;
+    op->staged = way->in_stage;
     op->result = HCLIENT_OK;
     op->sig = c->sig;
     pthread_mutex_unlock(&comm->lock);
-    if (!staged)
-        return;
-    struct hcl_stage *stage = &comm->stage;
-    op->sends = c->sends;
-    op->send = c->send;
-    op->recv = c->recv;
-    op->bytes = hrp_sig_bytes(&c->sig, comm->nranks);
-    op->nchunks = (op->bytes + HRP_STAGE_CHUNK - 1) / HRP_STAGE_CHUNK;
-    op->base = stage->next;
-    op->out = 0;
-    atomic_store_explicit(&op->in, 0, memory_order_relaxed);
-    stage->next += (op->bytes + HRP_LINE - 1) / HRP_LINE * HRP_LINE;
-    struct hrp_bufref window = {.kind = HRP_BUF_WINDOW, .offset = op->base};
-    desc->in = c->send_bytes > 0 ? window : (struct hrp_bufref){.kind = HRP_BUF_NONE};
-    desc->out = window;
+    return op;
 }
 
 static hclient_result_t push(struct hcl_comm *comm, const struct hrp_desc *desc)
@@ -192,7 +163,7 @@ static hclient_result_t push(struct hcl_comm *comm, const struct hrp_desc *desc)
 }
 
 /* Under post_lock. */
-static hclient_result_t post_locked(struct hcl_comm *comm, const struct call *c, uint64_t *number)
+static hclient_result_t post_locked(struct hcl_comm *comm, const struct hcl_call *c, uint64_t *number)
 {
     char text[HRP_COMM_TEXT + 1];
     uint64_t k = atomic_load_explicit(&comm->posted, memory_order_relaxed) + 1;
@@ -205,29 +176,32 @@ static hclient_result_t post_locked(struct hcl_comm *comm, const struct call *c,
                         state != 0 ? text : "the communicator is being destroyed");
     }
     struct hrp_desc desc = {.op = k, .sig = c->sig};
-    bool staged;
-    hclient_result_t r = place(comm, c, &desc, &staged);
+    const struct hcl_way *way;
+    hclient_result_t r = choose(comm, c, &desc, &way);
     if (r != HCLIENT_OK)
         return r;
-    fill_slot(comm, c, k, staged, &desc);
+    struct hcl_op *op = fill_slot(comm, c, k, way);
+    if (way->describe != NULL)
+        way->describe(comm, c, op, &desc);
     struct hrp_op_flags *flags = &comm->area->flags[k % HRP_OP_SLOTS];
     atomic_store_explicit(&flags->waiting, 0, memory_order_relaxed);
-    atomic_store_explicit(&flags->ready, hrp_flag(k, staged ? 0 : HRP_CHUNK_ALL), memory_order_release);
+    atomic_store_explicit(&flags->ready, hrp_flag(k, way->ready), memory_order_release);
     atomic_store_explicit(&comm->posted, k, memory_order_release);
+    bool rang = false;
     r = push(comm, &desc);
+    if (r == HCLIENT_OK && way->start != NULL)
+        r = way->start(comm, c, op, &rang);
     if (r != HCLIENT_OK) {
-        hcl_comm_end(comm, HRP_PROTOCOL, hclient_last_error(NULL));
+        hcl_comm_end(comm, (uint32_t)r, hclient_last_error(NULL)); /* results are statuses, by number */
         return r;
     }
-    if (staged)
-        hcl_stage_queue(comm, &comm->ops[k % HRP_OP_SLOTS]);
-    if (!staged || hcl_stage_progress(comm) != HCL_STAGE_FED)
+    if (!rang)
         hcl_doorbell(comm->ctx);
     *number = k;
     return HCLIENT_OK;
 }
 
-static hclient_result_t post(hclient_comm_t handle, struct hcl_comm *comm, const struct call *c,
+static hclient_result_t post(hclient_comm_t handle, struct hcl_comm *comm, const struct hcl_call *c,
                              hclient_op_t *op)
 {
     uint64_t number = 0;
@@ -252,7 +226,7 @@ static hclient_result_t collective(hclient_comm_t handle, const char *name, enum
     hclient_result_t r = hcl_comm_enter(handle, name, &comm);
     if (r != HCLIENT_OK)
         return r;
-    struct call c = {.name = name, .send = send, .recv = recv};
+    struct hcl_call c = {.name = name, .send = send, .recv = recv};
     r = check_kinds(comm, &c, dtype, redop, root, stream);
     if (r == HCLIENT_OK) {
         c.sig = (struct hrp_sig){.count = count,

@@ -7,13 +7,16 @@
  * ranks that wait for two comms in different orders would wait for ever).
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "client/call.h"
 #include "client/comm.h"
 #include "client/futex.h"
+#include "client/tape.h"
 #include "kernels/kernels.h"
 #include "proto/status.h"
 
@@ -65,57 +68,6 @@ hclient_result_t hcl_stage_window(struct hcl_comm *comm)
 
 /* -------------------------------------------------------------------------------------------- copying */
 
-/* The longest piece of the stream from pos on that lies in one segment without a gap. */
-struct run {
-    uint32_t seg;
-    uint64_t off; /* bytes from the start of the segment */
-    uint64_t len;
-};
-
-static struct run run_at(const struct hrp_sig *sig, uint32_t nranks, uint64_t pos, uint64_t end)
-{
-    uint32_t nseg = hrp_sig_segments(sig, nranks);
-    if (nseg <= 1)
-        return (struct run){.seg = 0, .off = pos, .len = end - pos};
-    uint64_t esize = hrp_dtype_size(sig->dtype);
-    uint64_t slice = hrp_stage_slice(sig, nranks);
-    uint64_t row = pos / (slice * nseg * esize);
-    uint64_t elems = sig->count - row * slice < slice ? sig->count - row * slice : slice;
-    uint64_t in_row = pos - row * slice * nseg * esize;
-    uint64_t in_seg = in_row % (elems * esize);
-    uint64_t len = elems * esize - in_seg;
-    return (struct run){.seg = (uint32_t)(in_row / (elems * esize)),
-                        .off = row * slice * esize + in_seg,
-                        .len = len < end - pos ? len : end - pos};
-}
-
-/* Where the user's input for a run lies; NULL: this rank has none. */
-static const char *input_of(const struct hcl_comm *comm, const struct hcl_op *op, const struct run *run)
-{
-    uint64_t seg_bytes = op->sig.count * hrp_dtype_size(op->sig.dtype);
-    switch (op->sig.coll) {
-    case HRP_REDUCE_SCATTER:
-        return op->send + run->seg * seg_bytes + run->off;
-    case HRP_ALL_GATHER:
-        return run->seg == comm->rank ? op->send + run->off : NULL;
-    default:
-        return op->sends ? op->send + run->off : NULL;
-    }
-}
-
-static char *output_of(const struct hcl_comm *comm, const struct hcl_op *op, const struct run *run)
-{
-    uint64_t seg_bytes = op->sig.count * hrp_dtype_size(op->sig.dtype);
-    switch (op->sig.coll) {
-    case HRP_REDUCE_SCATTER:
-        return run->seg == comm->rank ? op->recv + run->off : NULL;
-    case HRP_ALL_GATHER:
-        return op->recv + run->seg * seg_bytes + run->off;
-    default:
-        return op->recv + run->off;
-    }
-}
-
 /*
  * Copies of large ops go past the caches: what the ranks of a node stage together does not fit in them, so that an ordinary
  * store would read each line from memory first and push another out. (memcpy itself decides so only for copies of a
@@ -154,18 +106,12 @@ static void window_read(const struct hcl_comm *comm, const struct hcl_op *op, ui
     copy(comm, op, dst + first, stage->window, len - first);
 }
 
-static uint64_t chunk_end(const struct hcl_op *op, uint64_t chunk)
-{
-    uint64_t end = (chunk + 1) * HRP_STAGE_CHUNK;
-    return end < op->bytes ? end : op->bytes;
-}
-
 static void chunk_in(struct hcl_comm *comm, const struct hcl_op *op, uint64_t chunk)
 {
-    uint64_t end = chunk_end(op, chunk);
+    uint64_t end = hcl_chunk_end(op, chunk);
     for (uint64_t pos = chunk * HRP_STAGE_CHUNK; pos < end;) {
-        struct run run = run_at(&op->sig, comm->nranks, pos, end);
-        const char *src = input_of(comm, op, &run);
+        struct hcl_run run = hcl_run_at(&op->sig, comm->nranks, pos, end);
+        const char *src = hcl_run_input(comm, op, &run);
         if (src != NULL)
             window_write(comm, op, op->base + pos, src, run.len);
         pos += run.len;
@@ -174,13 +120,13 @@ static void chunk_in(struct hcl_comm *comm, const struct hcl_op *op, uint64_t ch
 
 static void chunk_out(struct hcl_comm *comm, const struct hcl_op *op, uint64_t chunk)
 {
-    uint64_t end = chunk_end(op, chunk);
+    uint64_t end = hcl_chunk_end(op, chunk);
     for (uint64_t pos = chunk * HRP_STAGE_CHUNK; pos < end;) {
-        struct run run = run_at(&op->sig, comm->nranks, pos, end);
-        char *dst = output_of(comm, op, &run);
+        struct hcl_run run = hcl_run_at(&op->sig, comm->nranks, pos, end);
+        char *dst = hcl_run_output(comm, op, &run);
         /* What a broadcast's root or a rank of an all_gather has in place is there already. */
         bool moves = op->sig.coll == HRP_BROADCAST || op->sig.coll == HRP_ALL_GATHER;
-        if (dst != NULL && !(moves && input_of(comm, op, &run) == dst))
+        if (dst != NULL && !(moves && hcl_run_input(comm, op, &run) == dst))
             window_read(comm, op, op->base + pos, dst, run.len);
         pos += run.len;
     }
@@ -204,10 +150,10 @@ static void fill_nan(char *dst, uint64_t len, unsigned dtype)
 static void spoil(struct hcl_comm *comm, const struct hcl_op *op)
 {
     for (uint64_t chunk = 0; chunk < op->out; chunk++) {
-        uint64_t end = chunk_end(op, chunk);
+        uint64_t end = hcl_chunk_end(op, chunk);
         for (uint64_t pos = chunk * HRP_STAGE_CHUNK; pos < end;) {
-            struct run run = run_at(&op->sig, comm->nranks, pos, end);
-            char *dst = output_of(comm, op, &run);
+            struct hcl_run run = hcl_run_at(&op->sig, comm->nranks, pos, end);
+            char *dst = hcl_run_output(comm, op, &run);
             if (dst != NULL)
                 fill_nan(dst, run.len, op->sig.dtype);
             pos += run.len;
@@ -275,7 +221,7 @@ static bool fill(struct hcl_comm *comm, struct hcl_op *op, uint64_t limit)
     uint64_t in = atomic_load_explicit(&op->in, memory_order_relaxed);
     bool moved = false;
     struct hrp_op_flags *flags = &comm->area->flags[op->number % HRP_OP_SLOTS];
-    while (in < op->nchunks && op->base + chunk_end(op, in) <= limit && !ended(comm)) {
+    while (in < op->nchunks && op->base + hcl_chunk_end(op, in) <= limit && !ended(comm)) {
         chunk_in(comm, op, in);
         in++;
         moved = true;
@@ -312,7 +258,7 @@ static enum hcl_stage_turn turn(struct hcl_comm *comm)
             continue;
         if (front == 0) {
             front = number;
-            limit = op->base + (op->out > 0 ? chunk_end(op, op->out - 1) : 0) + stage->bytes;
+            limit = op->base + (op->out > 0 ? hcl_chunk_end(op, op->out - 1) : 0) + stage->bytes;
         }
         if (room && !is_fed(op) && fill(comm, op, limit))
             result = HCL_STAGE_FED;
@@ -374,3 +320,62 @@ void hcl_stage_end(struct hcl_comm *comm)
     atomic_store(&stage->front, 0);
     leave(stage);
 }
+
+/* --------------------------------------------------------------------------------------------- the way */
+
+static hclient_result_t check_memory(const struct hcl_call *c, const char *what, const char *p,
+                                     uint64_t bytes)
+{
+    if (bytes == 0 || !hcl_is_cuda_pointer(p))
+        return HCLIENT_OK;
+    return hcl_fail(HCLIENT_UNSUPPORTED,
+                    "%s: %s %p is GPU memory; GPU buffers are not built yet, copy to host memory", c->name,
+                    what, (const void *)p);
+}
+
+static bool takes_staged(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
+                         hclient_result_t *result)
+{
+    (void)desc;
+    hclient_result_t r = check_memory(c, "send", c->send, c->send_bytes);
+    if (r == HCLIENT_OK)
+        r = check_memory(c, "recv", c->recv, c->recv_bytes);
+    uint64_t bytes = hrp_sig_bytes(&c->sig, comm->nranks);
+    if (r == HCLIENT_OK && bytes / HRP_STAGE_CHUNK >= HRP_CHUNK_ALL - 1)
+        r = hcl_fail(HCLIENT_UNSUPPORTED,
+                     "%s: %" PRIu64 " bytes are too many for ordinary memory (less than %" PRIu64
+                     "); use memory of hclient_mem_alloc",
+                     c->name, bytes, HRP_STAGE_CHUNK * (HRP_CHUNK_ALL - 1));
+    *result = r == HCLIENT_OK ? hcl_stage_window(comm) : r;
+    return true;
+}
+
+void hcl_stage_place(struct hcl_comm *comm, const struct hcl_call *c, struct hcl_op *op,
+                     struct hrp_desc *desc)
+{
+    struct hcl_stage *stage = &comm->stage;
+    op->sends = c->sends;
+    op->send = c->send;
+    op->recv = c->recv;
+    op->bytes = hrp_sig_bytes(&c->sig, comm->nranks);
+    op->nchunks = (op->bytes + HRP_STAGE_CHUNK - 1) / HRP_STAGE_CHUNK;
+    op->base = stage->next;
+    op->out = 0;
+    atomic_store_explicit(&op->in, 0, memory_order_relaxed);
+    stage->next += (op->bytes + HRP_LINE - 1) / HRP_LINE * HRP_LINE;
+    struct hrp_bufref window = {.kind = HRP_BUF_WINDOW, .offset = op->base};
+    desc->in = c->send_bytes > 0 ? window : (struct hrp_bufref){.kind = HRP_BUF_NONE};
+    desc->out = window;
+}
+
+static hclient_result_t start_staged(struct hcl_comm *comm, const struct hcl_call *c, struct hcl_op *op,
+                                     bool *rings)
+{
+    (void)c;
+    hcl_stage_queue(comm, op);
+    *rings = hcl_stage_progress(comm) == HCL_STAGE_FED;
+    return HCLIENT_OK;
+}
+
+const struct hcl_way hcl_way_staged = {
+    .takes = takes_staged, .describe = hcl_stage_place, .start = start_staged, .in_stage = true};
