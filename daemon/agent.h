@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/engine.h"
 #include "proto/shm.h"
 #include "proto/wire.h"
 
@@ -87,6 +88,10 @@ void hrd_agent_session_add(struct hrd_agent *a, uint64_t sid, struct hrp_seg_hea
    sentence. */
 void hrd_agent_session_end(struct hrd_agent *a, uint64_t sid, const char *why);
 void hrd_agent_buffer_add(struct hrd_agent *a, uint64_t sid, uint32_t id, void *base, uint64_t bytes);
+/* Memory of a GPU: device is its address in the daemon's process. The device stays up until BUFFER_GONE, or
+   SESSION_GONE. */
+void hrd_agent_gpu_buffer_add(struct hrd_agent *a, uint64_t sid, uint32_t id, int16_t gpu, uint64_t device,
+                              uint64_t bytes);
 /* BUFFER_GONE when no op uses it any more. */
 void hrd_agent_buffer_drop(struct hrd_agent *a, uint64_t sid, uint32_t id);
 /* The staging window of a comm slot; lives until the slot's COMM_LEFT. */
@@ -163,7 +168,10 @@ struct hrd_snapshot_comm {
     uint64_t algo_ops[HRP_NALGOS];
     uint64_t time_us;              /* of completed ops, from the first rank's ready on, in all */
     uint64_t time_ops[HRD_NTIMES]; /* ops by time */
-    char last_plan[256];           /* the plan of the last op in words */
+    uint64_t engine_ops[HRD_NENGINES];
+    char engine[16];      /* of the last op whose buffers were in GPU memory; empty: there was none */
+    char engine_why[400]; /* why it was that one, and what kept the others from it */
+    char last_plan[256];  /* the plan of the last op in words */
 };
 
 struct hrd_snapshot_link {

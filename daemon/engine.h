@@ -6,22 +6,35 @@
 #ifndef HRD_ENGINE_H
 #define HRD_ENGINE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/kernels.h"
+#include "proto/types.h"
 
 /* A run of bytes of one source or sink. Byte x lies at base + off + x, or, in a staging window (wrap != 0), at
-   base + (off + x) % wrap. */
+   base + (off + x) % wrap. Of memory of a GPU base is the device address in the daemon's process, to be given to the driver
+   alone. */
 struct hrd_span {
     char *base;
     uint64_t off;
     uint64_t wrap;
+    int16_t gpu; /* index as in daemon/gpu/gpu.h; HRD_HOST_MEMORY: the CPU's */
 };
+#define HRD_HOST_MEMORY ((int16_t)-1)
 
 enum hrd_work_kind {
     HRD_WORK_FOLD, /* span[0..nsrc) -> span[nsrc..nsrc+ndst) by fold */
     HRD_WORK_COPY, /* span[0] -> span[1..1+ndst) */
     HRD_WORK_NAN,  /* the NaN of fold.out into span[0..ndst); nsrc is 0 */
+};
+
+#define HRD_WORK_TEXT 400u
+
+/* Why work did not do what it should have. */
+struct hrd_work_error {
+    bool device_lost; /* every later work on that device fails too */
+    char text[HRD_WORK_TEXT];
 };
 
 /* Owner: the submitter, until done() is called. */
@@ -30,8 +43,9 @@ struct hrd_work {
     struct hrk_fold fold;
     uint32_t nsrc, ndst;
     uint64_t n; /* elements of fold.in/out; n may be 0 */
-    /* Called once, on the agent's thread, from poll(): nobody touches the spans any more. */
-    void (*done)(struct hrd_work *w);
+    /* Called once, on the agent's thread, from poll(): nobody touches the spans any more. error: NULL, or what kept the
+       engine from it (valid during the call); what the sinks hold is then undefined. */
+    void (*done)(struct hrd_work *w, const struct hrd_work_error *error);
     void *owner;
     uint32_t step;
     /* the engine's: */
@@ -42,19 +56,37 @@ struct hrd_work {
     struct hrd_span span[];
 };
 
+enum hrd_engine_kind { HRD_ENGINE_HOST, HRD_ENGINE_DMA, HRD_ENGINE_SM, HRD_NENGINES };
+
+/* What an op will want of an engine; asked once an op, before its first work. */
+struct hrd_engine_ask {
+    uint64_t gpus; /* bit g: one of its local buffers lies on GPU g */
+    bool host;     /* one of them lies in host memory */
+    struct hrp_sig sig;
+    uint32_t nlocal;
+    bool one_node; /* inputs are folded straight into the outputs */
+};
+
 struct hrd_engine {
     const struct hrd_engine_table *table;
 };
 
 struct hrd_engine_table {
     const char *name;
-    /* Never blocks, never fails. */
+    /* NULL: the engine can do such an op. Else a phrase why not ("no GPU kernels in this build"), which lives until the next
+       call. */
+    const char *(*refuses)(struct hrd_engine *e, const struct hrd_engine_ask *ask);
+    /* How long, in ns, its recent work on these GPUs waited to be run by them; 0: not at all, or nothing is known. */
+    uint64_t (*waited)(struct hrd_engine *e, uint64_t gpus);
+    /* Never blocks; failures come with done(). */
     void (*submit)(struct hrd_engine *e, struct hrd_work *w);
     /* Calls done() of finished work; returns how many. Agent thread. */
     unsigned (*poll)(struct hrd_engine *e);
-    /* 1: the agent is about to sleep and wants its eventfd written when work finishes. Returns nonzero when finished work
-       waits already. */
+    /* 1: the agent is about to sleep and wants its eventfd written when work finishes. Nonzero: it must not sleep, finished
+       work waits already. */
     int (*arm)(struct hrd_engine *e, int armed);
+    /* Work is in flight whose end rings no eventfd: the agent looks again within some 50 us. NULL: never. */
+    bool (*silent)(struct hrd_engine *e);
     /* The agent has nothing else to do: runs one piece of queued work on its thread. Returns how many, 0 or 1. */
     unsigned (*help)(struct hrd_engine *e);
     void (*free)(struct hrd_engine *e);

@@ -284,7 +284,7 @@ static unsigned host_poll(struct hrd_engine *base)
     e->inline_first = e->inline_last = NULL;
     while (w) {
         struct hrd_work *next = w->next;
-        w->done(w);
+        w->done(w, NULL);
         count++;
         w = next;
     }
@@ -300,7 +300,7 @@ static unsigned host_poll(struct hrd_engine *base)
     }
     while (ordered) {
         struct hrd_work *next = ordered->next;
-        ordered->done(ordered);
+        ordered->done(ordered, NULL);
         count++;
         ordered = next;
     }
@@ -328,8 +328,23 @@ static void host_free(struct hrd_engine *base)
     free(e);
 }
 
+static const char *host_refuses(struct hrd_engine *base, const struct hrd_engine_ask *ask)
+{
+    (void)base;
+    return ask->gpus ? "a processor cannot read GPU memory" : NULL;
+}
+
+static uint64_t host_waited(struct hrd_engine *base, uint64_t gpus)
+{
+    (void)base;
+    (void)gpus;
+    return 0;
+}
+
 static const struct hrd_engine_table host_table = {
     .name = "host",
+    .refuses = host_refuses,
+    .waited = host_waited,
     .submit = host_submit,
     .poll = host_poll,
     .arm = host_arm,

@@ -39,6 +39,7 @@ uint32_t hrd_config_possible(const struct hrp_comm_config *c, uint32_t own_requi
 
 static const char *const algos[HRP_NALGOS] = {"auto", "direct", "gather", "pairwise", "ring", "tree"};
 static const char *const transports[] = {"auto", "tcp", "verbs"};
+static const char *const overlaps[HRP_NOVERLAPS] = {"auto", "compute", "idle"};
 static const char *const switches[] = {"default", "off", "on"};
 
 static void timeout_words(uint32_t ms, char buf[32])
@@ -76,6 +77,12 @@ bool hrd_config_differs(const struct hrp_comm_config *a, const struct hrp_comm_c
         *field = "transport";
         snprintf(va, 32, "%s", transports[a->transport]);
         snprintf(vb, 32, "%s", transports[b->transport]);
+        return true;
+    }
+    if (a->overlap != b->overlap) {
+        *field = "overlap";
+        snprintf(va, 32, "%s", overlaps[a->overlap]);
+        snprintf(vb, 32, "%s", overlaps[b->overlap]);
         return true;
     }
     if (a->require != b->require) {

@@ -423,6 +423,23 @@ void hrd_session_import(struct hrd_session_priv *p, uint64_t cookie, const struc
     hrd_session_send(&p->pub, &msg, NULL, 0);
 }
 
+void hrd_session_import_gpu(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_import_gpu *m)
+{
+    (void)m;
+    hrd_session_error(&p->pub, cookie, HRP_UNSUPPORTED, HRP_SCOPE_NONE,
+                      "the daemon on %s maps no GPU memory; the buffer is staged", p->d->node_name);
+}
+
+/* Of an import that was refused. */
+void hrd_session_gpu_part(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_gpu_part *m,
+                          int fd)
+{
+    (void)p;
+    (void)cookie;
+    (void)m;
+    close(fd);
+}
+
 void hrd_session_free_buffer(struct hrd_session_priv *p, uint64_t cookie, uint32_t id)
 {
     struct hrd_buffer *b = *find_buffer(p, id);

@@ -132,6 +132,10 @@ void hrd_session_make_segment(struct hrd_session_priv *p, uint64_t cookie);
 void hrd_session_window(struct hrd_session_priv *p, uint64_t cookie, uint32_t slot);
 void hrd_session_alloc(struct hrd_session_priv *p, uint64_t cookie, uint64_t bytes);
 void hrd_session_import(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_import *m, int fd);
+void hrd_session_import_gpu(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_import_gpu *m);
+/* fd is the session's to keep or close. */
+void hrd_session_gpu_part(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_gpu_part *m,
+                          int fd);
 void hrd_session_free_buffer(struct hrd_session_priv *p, uint64_t cookie, uint32_t id);
 void hrd_session_buffer_gone(struct hrd_session_priv *p, uint32_t id);
 /* Everything the session has mapped; the agent has let go. */

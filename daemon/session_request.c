@@ -228,6 +228,12 @@ static bool on_job_request(struct hrd_session_priv *p, const struct hrp_msg *msg
     case HRP_MSG_IMPORT:
         hrd_session_import(p, msg->cookie, &b->import, fd);
         return true;
+    case HRP_MSG_IMPORT_GPU:
+        hrd_session_import_gpu(p, msg->cookie, &b->import_gpu);
+        return true;
+    case HRP_MSG_GPU_PART:
+        hrd_session_gpu_part(p, msg->cookie, &b->gpu_part, fd);
+        return true;
     case HRP_MSG_FREE:
         hrd_session_free_buffer(p, msg->cookie, b->buffer.id);
         return true;

@@ -23,7 +23,7 @@
     UINT64_C(0x7365636475657268) /* "hreduces", little endian on every machine we run on \
                                   */
 #define HRP_ABI_MAJOR 1u
-#define HRP_ABI_MINOR 0u
+#define HRP_ABI_MINOR 1u /* 1: GPU buffers */
 #define HRP_ABI ((HRP_ABI_MAJOR << 16) | HRP_ABI_MINOR)
 
 #define HRP_LINE 128u    /* producer's and consumer's words never share this many bytes */
@@ -51,7 +51,7 @@ static inline uint64_t hrp_flag(uint64_t op, uint64_t chunks)
 /* One rank's buffer of one op. */
 enum hrp_bufkind {
     HRP_BUF_NONE = 0,   /* count 0, barrier, or a side that the collective does not use on this rank */
-    HRP_BUF_SHARED = 1, /* registered memory: buffer `id`, byte `offset` in it */
+    HRP_BUF_SHARED = 1, /* registered memory, host or GPU: buffer `id`, byte `offset` in it */
     HRP_BUF_WINDOW = 2, /* staged: the comm's window, stream position `offset` (a byte count that never wraps;
                            the byte lies at offset % window size). Always in place, see hrp_stage_pos() */
     HRP_NBUFKINDS = 3,
@@ -59,10 +59,21 @@ enum hrp_bufkind {
 
 struct hrp_bufref {
     uint32_t kind; /* enum hrp_bufkind */
-    uint32_t id;   /* HRP_BUF_SHARED: as answered to ALLOC or IMPORT */
+    uint32_t id;   /* HRP_BUF_SHARED: as answered to ALLOC, IMPORT or IMPORT_GPU */
     uint64_t offset;
 };
 _Static_assert(sizeof(struct hrp_bufref) == 16, "layout");
+
+/*
+ * Flags of a descriptor.
+ * STREAM: ready is written by a GPU stream, which rings no doorbell: the agent looks at it by itself until it is
+ *   HRP_CHUNK_ALL, and touches no buffer of the op before ready says so, whether the buffers are staged or not.
+ * OVERLAP_*: what the job does meanwhile, for the choice of the engine; at most one of them, none: the comm's setting.
+ */
+#define HRP_DESC_STREAM 1u
+#define HRP_DESC_OVERLAP_COMPUTE 2u /* computes on its GPU: take no SM */
+#define HRP_DESC_OVERLAP_IDLE 4u    /* waits for the result: the lowest latency */
+#define HRP_DESC_FLAGS (HRP_DESC_STREAM | HRP_DESC_OVERLAP_COMPUTE | HRP_DESC_OVERLAP_IDLE)
 
 /* Submission descriptor. Writer: client. */
 struct hrp_desc {
@@ -71,7 +82,7 @@ struct hrp_desc {
     struct hrp_bufref in;
     struct hrp_bufref out;
     uint32_t timeout_ms; /* 0: the comm's op timeout */
-    uint32_t flags;      /* 0; others are refused */
+    uint32_t flags;      /* HRP_DESC_*; others are refused */
     uint8_t reserved[64];
 };
 _Static_assert(sizeof(struct hrp_desc) == 128, "layout");

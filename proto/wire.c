@@ -33,16 +33,30 @@ static const struct {
 #define V1_0_import 16
 #define V1_0_buffer 8
 #define V1_0_text 8
-    TYPE(HELLO, hello, 1, false),   TYPE(WELCOME, welcome, 3, false),
-    TYPE(ERROR, error, 0, true),    TYPE(GET_ID, empty, 0, false),
-    TYPE(ID, id, 0, false),         TYPE(JOIN, join, 0, false),
-    TYPE(JOINED, joined, 0, false), TYPE(LEAVE, slot, 0, false),
-    TYPE(ABORT, slot, 0, true),     TYPE(WINDOW, slot, 0, false),
-    TYPE(ALLOC, alloc, 0, false),   TYPE(MEMORY, memory, 1, false),
-    TYPE(IMPORT, import, 1, false), TYPE(REGISTERED, buffer, 0, false),
-    TYPE(FREE, buffer, 0, false),   TYPE(DONE, empty, 0, false),
-    TYPE(PATH, slot, 0, false),     TYPE(STATUS, empty, 0, false),
+/* of version 1.1 */
+#define V1_0_import_gpu 96
+#define V1_0_gpu_part 16
+    TYPE(HELLO, hello, 1, false),
+    TYPE(WELCOME, welcome, 3, false),
+    TYPE(ERROR, error, 0, true),
+    TYPE(GET_ID, empty, 0, false),
+    TYPE(ID, id, 0, false),
+    TYPE(JOIN, join, 0, false),
+    TYPE(JOINED, joined, 0, false),
+    TYPE(LEAVE, slot, 0, false),
+    TYPE(ABORT, slot, 0, true),
+    TYPE(WINDOW, slot, 0, false),
+    TYPE(ALLOC, alloc, 0, false),
+    TYPE(MEMORY, memory, 1, false),
+    TYPE(IMPORT, import, 1, false),
+    TYPE(REGISTERED, buffer, 0, false),
+    TYPE(FREE, buffer, 0, false),
+    TYPE(DONE, empty, 0, false),
+    TYPE(PATH, slot, 0, false),
+    TYPE(STATUS, empty, 0, false),
     TYPE(TEXT, text, 0, true),
+    TYPE(IMPORT_GPU, import_gpu, 0, false),
+    TYPE(GPU_PART, gpu_part, 1, false),
 #undef TYPE
 };
 _Static_assert(sizeof(struct hrp_msg_hello) == V1_0_hello, "layout");
@@ -58,6 +72,8 @@ _Static_assert(sizeof(struct hrp_msg_memory) == V1_0_memory, "layout");
 _Static_assert(sizeof(struct hrp_msg_import) == V1_0_import, "layout");
 _Static_assert(sizeof(struct hrp_msg_buffer) == V1_0_buffer, "layout");
 _Static_assert(sizeof(struct hrp_msg_text) == V1_0_text, "layout");
+_Static_assert(sizeof(struct hrp_msg_import_gpu) == V1_0_import_gpu, "layout");
+_Static_assert(sizeof(struct hrp_msg_gpu_part) == V1_0_gpu_part, "layout");
 
 int hrp_msg_nfds(unsigned type)
 {
@@ -145,7 +161,7 @@ static bool config_ok(const struct hrp_comm_config *c)
 {
     return c->algo < HRP_NALGOS && c->reproducible <= HRP_ON && c->wire_f32 <= HRP_ON && c->transport <= 2 &&
            (c->require & ~(HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P)) == 0 &&
-           all_zero(c->reserved, sizeof(c->reserved));
+           c->overlap < HRP_NOVERLAPS && all_zero(c->reserved, sizeof(c->reserved));
 }
 
 static bool joined_ok(const struct hrp_msg_joined *m)
@@ -153,6 +169,16 @@ static bool joined_ok(const struct hrp_msg_joined *m)
     return m->nranks >= 1 && m->nranks <= HRP_MAX_RANKS && m->nnodes >= 1 && m->nnodes <= HRP_MAX_NODES &&
            m->nnodes <= m->nranks && m->node < m->nnodes && m->nlocal >= 1 && m->nlocal <= m->nranks &&
            m->slot < NCOMMS_MAX;
+}
+
+static bool import_gpu_ok(const struct hrp_msg_import_gpu *m)
+{
+    if (m->bytes == 0 || m->bytes > BYTES_MAX)
+        return false;
+    if (m->kind == HRP_GPU_LEGACY)
+        return m->nparts == 0;
+    return m->kind == HRP_GPU_VMM && m->nparts > 0 && m->nparts <= HRP_GPU_PARTS_MAX &&
+           all_zero(m->handle, sizeof(m->handle));
 }
 
 static bool body_ok(unsigned type, const union hrp_msg_body *b)
@@ -189,6 +215,11 @@ static bool body_ok(unsigned type, const union hrp_msg_body *b)
         return b->buffer.reserved == 0;
     case HRP_MSG_TEXT:
         return b->text.more <= 1 && b->text.reserved == 0;
+    case HRP_MSG_IMPORT_GPU:
+        return import_gpu_ok(&b->import_gpu);
+    case HRP_MSG_GPU_PART:
+        return b->gpu_part.bytes > 0 && b->gpu_part.bytes <= BYTES_MAX && b->gpu_part.offset <= BYTES_MAX &&
+               b->gpu_part.bytes % HRP_PAGE == 0 && b->gpu_part.offset % HRP_PAGE == 0;
     default: /* GET_ID, DONE, STATUS */
         return b->empty.reserved == 0;
     }

@@ -48,12 +48,16 @@ enum hrp_msg_type {
     HRP_MSG_IMPORT =
         13, /* register a client's memfd: SHRINK-sealed, not hugetlb. fds: memfd. reply REGISTERED */
     HRP_MSG_REGISTERED = 14,
-    HRP_MSG_FREE = 15, /* drop a buffer of ALLOC or IMPORT; DONE when no op uses it any more */
+    HRP_MSG_FREE =
+        15, /* drop a buffer of ALLOC, IMPORT or IMPORT_GPU; DONE when no op uses it and it is unmapped */
     HRP_MSG_DONE = 16,
-    HRP_MSG_PATH = 17,   /* path report of a comm slot; reply TEXT (JSON) */
-    HRP_MSG_STATUS = 18, /* hreducectl: reply TEXT (JSON) */
-    HRP_MSG_TEXT = 19,   /* reply in parts: text tail of this part, `more` set on all but the last */
-    HRP_NMSGS = 20,
+    HRP_MSG_PATH = 17,       /* path report of a comm slot; reply TEXT (JSON) */
+    HRP_MSG_STATUS = 18,     /* hreducectl: reply TEXT (JSON) */
+    HRP_MSG_TEXT = 19,       /* reply in parts: text tail of this part, `more` set on all but the last */
+    HRP_MSG_IMPORT_GPU = 20, /* register GPU memory; reply REGISTERED, or ERROR: stage it then */
+    HRP_MSG_GPU_PART =
+        21, /* a part of the IMPORT_GPU with this cookie; not answered. fds: the part's handle */
+    HRP_NMSGS = 22,
 };
 
 struct hrp_msg_hdr {
@@ -117,6 +121,9 @@ enum hrp_algo {
     HRP_NALGOS = 6,
 };
 
+/* What a job does while its GPU buffers are reduced. */
+enum hrp_overlap { HRP_OVERLAP_AUTO = 0, HRP_OVERLAP_COMPUTE = 1, HRP_OVERLAP_IDLE = 2, HRP_NOVERLAPS = 3 };
+
 enum hrp_tristate { HRP_DEFAULT = 0, HRP_OFF = 1, HRP_ON = 2 };
 
 /* Same on all ranks of a comm; the root refuses a difference in words. 0 everywhere: the root daemon's
@@ -129,7 +136,8 @@ struct hrp_comm_config {
     uint8_t wire_f32;       /* enum hrp_tristate */
     uint8_t transport;      /* 0 default (resolved: whatever the daemons' links are), 1 tcp, 2 verbs */
     uint32_t require;       /* bits: HRP_REQUIRE_* */
-    uint32_t reserved[4];
+    uint8_t overlap;        /* enum hrp_overlap; an op's own flags go before */
+    uint8_t reserved[15];
 };
 _Static_assert(sizeof(struct hrp_comm_config) == 32, "layout");
 #define HRP_REQUIRE_VERBS 1u
@@ -212,6 +220,28 @@ struct hrp_msg_buffer {
     uint32_t reserved;
 };
 
+/*
+ * Memory of one GPU, as one range of `bytes`. LEGACY: a whole cuMemAlloc allocation and its IPC handle. VMM: nparts
+ * handles (cuMemExportToShareableHandle, POSIX file descriptors), each in a GPU_PART that follows at once; other messages may lie
+ * between, other parts may not.
+ */
+enum hrp_gpu_kind { HRP_GPU_LEGACY = 1, HRP_GPU_VMM = 2 };
+#define HRP_GPU_PARTS_MAX 4096u
+struct hrp_msg_import_gpu {
+    uint8_t uuid[16]; /* of the device, as cuDeviceGetUuid says it */
+    uint64_t bytes;
+    uint32_t kind;      /* enum hrp_gpu_kind */
+    uint32_t nparts;    /* VMM: 1..HRP_GPU_PARTS_MAX; LEGACY: 0 */
+    uint8_t handle[64]; /* LEGACY: CUipcMemHandle; VMM: zero */
+};
+_Static_assert(sizeof(struct hrp_msg_import_gpu) == 96, "layout");
+
+/* Parts come in ascending order and leave no hole: offset is the sum of the bytes before. */
+struct hrp_msg_gpu_part {
+    uint64_t offset; /* in the range; a multiple of HRP_PAGE, likewise: */
+    uint64_t bytes;  /* of the whole handle */
+};
+
 struct hrp_msg_text {
     uint32_t more;
     uint32_t reserved;
@@ -232,6 +262,8 @@ union hrp_msg_body {
     struct hrp_msg_import import;
     struct hrp_msg_buffer buffer;
     struct hrp_msg_text text;
+    struct hrp_msg_import_gpu import_gpu;
+    struct hrp_msg_gpu_part gpu_part;
 };
 
 struct hrp_msg {

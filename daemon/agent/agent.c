@@ -3,17 +3,21 @@
 #include "daemon/agent/types.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #define TICK_NS UINT64_C(100000000)
 /* Idle wakeups keep the heartbeat fresh; four a second are nothing. */
 #define SLEEP_MS 250
 #define MAX_EVENTS 64
+/* Between two looks at what tells nobody when it ends: the words that GPU streams write, copies in flight. */
+#define NAP_NS 50000
 
 static void write_eventfd(int fd)
 {
@@ -111,6 +115,17 @@ static void look_at_rings(struct hrd_agent *a)
     }
 }
 
+/* GPU streams ring no doorbell. */
+static void look_at_streams(struct hrd_agent *a)
+{
+    for (struct acomm *c = a->comms; c; c = c->next) {
+        if (!c->streams || !hrd_ingest_ready(c))
+            continue;
+        a->busy++;
+        a->work_to_admit = true;
+    }
+}
+
 /* Off first: what the sends that end now set going (marks, the next step) must not be queued on a link that is being
    taken apart. */
 static void close_link(struct alink *l)
@@ -193,7 +208,10 @@ static void turn(struct hrd_agent *a)
     }
     look_at_rings(a);
     poll_links(a);
-    a->busy += a->engine->table->poll(a->engine);
+    look_at_streams(a);
+    for (unsigned i = 0; i < HRD_NENGINES; i++)
+        if (a->engine[i])
+            a->busy += a->engine[i]->table->poll(a->engine[i]);
     if (a->work_to_admit)
         hrd_pipeline_admit(a);
     flush_links(a);
@@ -215,8 +233,9 @@ static void set_asleep(struct hrd_agent *a, uint32_t asleep)
 /* Announces sleep, then looks once more: 1 when something came in between. */
 static int anything_new(struct hrd_agent *a)
 {
-    if (a->engine->table->arm(a->engine, 1))
-        return 1;
+    for (unsigned i = 0; i < HRD_NENGINES; i++)
+        if (a->engine[i] && a->engine[i]->table->arm(a->engine[i], 1))
+            return 1;
     if (atomic_load_explicit(&a->command_any, memory_order_seq_cst) || a->work_to_admit ||
         a->links_to_close || a->sessions_to_end)
         return 1;
@@ -250,6 +269,42 @@ static bool ops_pending(const struct hrd_agent *a)
     return false;
 }
 
+/* Something will happen of which nobody tells: the agent only naps. */
+static bool must_look(struct hrd_agent *a)
+{
+    for (unsigned i = 0; i < HRD_NENGINES; i++)
+        if (a->engine[i] && a->engine[i]->table->silent && a->engine[i]->table->silent(a->engine[i]))
+            return true;
+    for (const struct acomm *c = a->comms; c; c = c->next)
+        if (c->streams)
+            return true;
+    return false;
+}
+
+static void nap(struct hrd_agent *a)
+{
+    struct pollfd p = {.fd = a->poller.epfd, .events = POLLIN};
+    struct timespec t = {.tv_nsec = NAP_NS};
+    ppoll(&p, 1, &t, NULL);
+    poll_once(a, 0);
+}
+
+static unsigned help_engines(struct hrd_agent *a)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < HRD_NENGINES && !n; i++)
+        if (a->engine[i])
+            n = a->engine[i]->table->help(a->engine[i]);
+    return n;
+}
+
+static void disarm_engines(struct hrd_agent *a)
+{
+    for (unsigned i = 0; i < HRD_NENGINES; i++)
+        if (a->engine[i])
+            a->engine[i]->table->arm(a->engine[i], 0);
+}
+
 /* While reduce threads work, the core is theirs: the end of their work wakes the agent. */
 static bool engine_busy(const struct hrd_agent *a)
 {
@@ -263,25 +318,30 @@ static void *agent_thread(void *arg)
 {
     struct hrd_agent *a = arg;
     uint64_t last_busy = now_ns();
+    prctl(PR_SET_TIMERSLACK, (unsigned long)NAP_NS / 10, 0, 0, 0);
     while (!atomic_load_explicit(&a->stop, memory_order_acquire)) {
         a->busy = 0;
         beat(a);
         turn(a);
         poll_once(a, 0);
         if (!a->busy)
-            a->busy += a->engine->table->help(a->engine);
+            a->busy += help_engines(a);
         if (a->busy) {
             last_busy = a->now;
             continue;
         }
-        if (a->now - last_busy < a->cfg.spin_us * UINT64_C(1000) && !engine_busy(a)) {
+        if (a->now - last_busy < a->cfg.spin_us * UINT64_C(1000) && (must_look(a) || !engine_busy(a))) {
             sched_yield(); /* whoever has the work we wait for may need this core */
             continue;
         }
         set_asleep(a, 1);
-        if (!anything_new(a))
-            poll_once(a, ops_pending(a) ? (int)(TICK_NS / 1000000) : SLEEP_MS);
-        a->engine->table->arm(a->engine, 0);
+        if (!anything_new(a)) {
+            if (must_look(a))
+                nap(a);
+            else
+                poll_once(a, ops_pending(a) ? (int)(TICK_NS / 1000000) : SLEEP_MS);
+        }
+        disarm_engines(a);
         set_asleep(a, 0);
         if (a->busy)
             last_busy = a->now;
@@ -311,8 +371,8 @@ static int agent_open(struct hrd_agent *a, char *errtext, size_t errlen)
                  (unsigned long long)a->cfg.arena_bytes, strerror(err));
         return -err;
     }
-    a->engine = hrd_engine_host_new(a->cfg.threads, a->cfg.chunk_bytes, a->wake.fd);
-    if (!a->engine) {
+    a->engine[HRD_ENGINE_HOST] = hrd_engine_host_new(a->cfg.threads, a->cfg.chunk_bytes, a->wake.fd);
+    if (!a->engine[HRD_ENGINE_HOST]) {
         int err = errno;
         snprintf(errtext, errlen,
                  "cannot start %u reduce threads: %s; lower threads or raise the process limit",
@@ -324,8 +384,9 @@ static int agent_open(struct hrd_agent *a, char *errtext, size_t errlen)
 
 static void agent_close(struct hrd_agent *a)
 {
-    if (a->engine)
-        a->engine->table->free(a->engine);
+    for (unsigned i = HRD_NENGINES; i-- > 0;) /* the host engine works for the others */
+        if (a->engine[i])
+            a->engine[i]->table->free(a->engine[i]);
     hrd_arena_free(a->arena);
     if (a->poller.epfd >= 0)
         close(a->poller.epfd);

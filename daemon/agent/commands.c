@@ -26,6 +26,7 @@ struct command {
     enum command_type type;
     uint64_t sid, comm, bytes;
     uint32_t id; /* buffer, slot, peer, rank or status */
+    int16_t gpu; /* buffer */
     int fd;
     bool tell;
     void *base;
@@ -85,7 +86,23 @@ void hrd_agent_session_end(struct hrd_agent *a, uint64_t sid, const char *why)
 
 void hrd_agent_buffer_add(struct hrd_agent *a, uint64_t sid, uint32_t id, void *base, uint64_t bytes)
 {
-    post(a, &(struct command){.type = CMD_BUFFER_ADD, .sid = sid, .id = id, .base = base, .bytes = bytes});
+    post(a, &(struct command){.type = CMD_BUFFER_ADD,
+                              .sid = sid,
+                              .id = id,
+                              .base = base,
+                              .bytes = bytes,
+                              .gpu = HRD_HOST_MEMORY});
+}
+
+void hrd_agent_gpu_buffer_add(struct hrd_agent *a, uint64_t sid, uint32_t id, int16_t gpu, uint64_t device,
+                              uint64_t bytes)
+{
+    post(a, &(struct command){.type = CMD_BUFFER_ADD,
+                              .sid = sid,
+                              .id = id,
+                              .base = (char *)(uintptr_t)device,
+                              .bytes = bytes,
+                              .gpu = gpu});
 }
 
 void hrd_agent_buffer_drop(struct hrd_agent *a, uint64_t sid, uint32_t id)
@@ -218,6 +235,7 @@ static void buffer_add(struct hrd_agent *a, const struct command *cmd)
     b->id = cmd->id;
     b->base = cmd->base;
     b->bytes = cmd->bytes;
+    b->gpu = cmd->gpu;
     b->next = s->buffer[b->id % BUFFER_BUCKETS];
     s->buffer[b->id % BUFFER_BUCKETS] = b;
     s->seen_submits--; /* a descriptor may be parked for it: look again */

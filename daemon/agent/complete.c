@@ -41,11 +41,19 @@ void hrd_complete_rank(struct acomm *c, struct arank *r, uint64_t op, uint32_t s
     raise_done(&r->area->flags[op % HRP_OP_SLOTS], hrp_flag(op, HRP_CHUNK_ALL));
 }
 
+void hrd_complete_unwatch(struct acomm *c, struct apost *p)
+{
+    if (p->waiting)
+        c->streams--;
+    p->waiting = false;
+}
+
 static void let_go(struct aop *op, uint32_t i)
 {
     struct acomm *c = op->c;
     struct apost *p = &op->post[i];
     p->answered = true;
+    hrd_complete_unwatch(c, p);
     struct abuffer *b[2] = {p->in_buffer, p->out_buffer};
     p->in_buffer = p->out_buffer = NULL;
     for (int k = 0; k < 2; k++)
@@ -105,6 +113,8 @@ void hrd_complete_op(struct aop *op)
     count_time(c, op);
     if (op->plan.algo < HRP_NALGOS)
         c->stat.algo_ops[op->plan.algo]++;
+    for (unsigned k = 0; k < HRD_NENGINES; k++)
+        c->stat.engine_ops[k] += op->engine == c->a->engine[k];
     for (uint32_t i = 0; i < c->nlocal; i++) {
         if (op->post[i].staged)
             c->stat.staged_bytes += hrp_sig_bytes(&op->sig, c->nranks);

@@ -72,7 +72,7 @@ enum resolved { RESOLVED, NOT_YET, BAD };
 static enum resolved resolve(struct arank *r, const struct hrp_bufref *ref, uint64_t bytes,
                              struct hrd_span *span, struct abuffer **buffer)
 {
-    *span = (struct hrd_span){0};
+    *span = (struct hrd_span){.gpu = HRD_HOST_MEMORY};
     *buffer = NULL;
     if (bytes == 0)
         return RESOLVED;
@@ -83,7 +83,7 @@ static enum resolved resolve(struct arank *r, const struct hrp_bufref *ref, uint
         if (b->dropping || ref->offset > b->bytes || bytes > b->bytes - ref->offset)
             return BAD;
         *buffer = b;
-        *span = (struct hrd_span){.base = b->base, .off = ref->offset};
+        *span = (struct hrd_span){.base = b->base, .off = ref->offset, .gpu = b->gpu};
         return RESOLVED;
     }
     if (ref->kind == HRP_BUF_WINDOW) {
@@ -91,7 +91,8 @@ static enum resolved resolve(struct arank *r, const struct hrp_bufref *ref, uint
             return NOT_YET;
         if (ref->offset % STREAM_ALIGN || ref->offset > (UINT64_C(1) << 62))
             return BAD;
-        *span = (struct hrd_span){.base = r->window, .off = ref->offset, .wrap = r->window_bytes};
+        *span = (struct hrd_span){
+            .base = r->window, .off = ref->offset, .wrap = r->window_bytes, .gpu = HRD_HOST_MEMORY};
         return RESOLVED;
     }
     return BAD;
@@ -100,7 +101,12 @@ static enum resolved resolve(struct arank *r, const struct hrp_bufref *ref, uint
 static enum resolved resolve_post(struct arank *r, const struct hrp_desc *d, struct apost *post)
 {
     const struct acomm *c = r->c;
-    *post = (struct apost){.posted = true, .timeout_ms = d->timeout_ms};
+    *post = (struct apost){.posted = true,
+                           .stream = d->flags & HRP_DESC_STREAM,
+                           .timeout_ms = d->timeout_ms,
+                           .overlap = d->flags & HRP_DESC_OVERLAP_COMPUTE ? HRP_OVERLAP_COMPUTE
+                                      : d->flags & HRP_DESC_OVERLAP_IDLE  ? HRP_OVERLAP_IDLE
+                                                                          : c->config.overlap};
     enum resolved in = resolve(r, &d->in, bytes_in(c, &d->sig, r->rank), &post->in, &post->in_buffer);
     enum resolved out = resolve(r, &d->out, bytes_out(c, &d->sig), &post->out, &post->out_buffer);
     if (in == BAD || out == BAD)
@@ -126,6 +132,17 @@ static void use_buffers(struct apost *post)
         post->in_buffer->users++;
     if (post->out_buffer)
         post->out_buffer->users++;
+}
+
+/* The op's deadline runs from here, unless an earlier rank's does. */
+static void start_clock(struct aop *op, const struct apost *post)
+{
+    struct acomm *c = op->c;
+    if (op->start_ns)
+        return;
+    op->start_ns = c->a->now;
+    uint32_t ms = post->timeout_ms ? post->timeout_ms : c->config.op_timeout_ms;
+    op->deadline_ns = ms == 0 || ms == UINT32_MAX ? 0 : op->start_ns + ms * UINT64_C(1000000);
 }
 
 /* The post is checked; gives it to its op. */
@@ -159,10 +176,12 @@ static void deliver(struct arank *r, const struct hrp_desc *d, const struct apos
     op->post[r->index] = *post;
     use_buffers(&op->post[r->index]);
     op->nposted++;
-    if (!op->start_ns) {
-        op->start_ns = c->a->now;
-        uint32_t ms = post->timeout_ms ? post->timeout_ms : c->config.op_timeout_ms;
-        op->deadline_ns = ms == 0 || ms == UINT32_MAX ? 0 : op->start_ns + ms * UINT64_C(1000000);
+    /* A stream may be behind hours of the job's work: its rank is ready when the stream says so. */
+    if (post->stream) {
+        op->post[r->index].waiting = true;
+        c->streams++;
+    } else {
+        start_clock(op, post);
     }
     if (op->state == OP_FAILING)
         return;
@@ -185,6 +204,12 @@ static void deliver(struct arank *r, const struct hrp_desc *d, const struct apos
         hrd_op_posted(op);
 }
 
+static bool flags_ok(uint32_t flags)
+{
+    const uint32_t both = HRP_DESC_OVERLAP_COMPUTE | HRP_DESC_OVERLAP_IDLE;
+    return (flags & ~HRP_DESC_FLAGS) == 0 && (flags & both) != both;
+}
+
 /* 1: took one; 0: nothing (or parked); -1: fault */
 static int take_one(struct arank *r)
 {
@@ -198,7 +223,7 @@ static int take_one(struct arank *r)
         return -1;
     }
     struct acomm *c = r->c;
-    if (d.op != r->posted + 1 || d.flags != 0 || hrp_sig_check(&d.sig, c->nranks)) {
+    if (d.op != r->posted + 1 || !flags_ok(d.flags) || hrp_sig_check(&d.sig, c->nranks)) {
         hrd_session_fault(r->s, "rank %u: malformed descriptor for op %" PRIu64 " (expected op %" PRIu64 ")",
                           r->rank, d.op, r->posted + 1);
         return -1;
@@ -240,13 +265,13 @@ void hrd_ingest_session(struct asession *s)
             n++;
         if (n == HRP_OP_SLOTS)
             s->seen_submits--; /* the next turn looks again */
-        if (c->ops && hrd_ingest_staged(c))
+        if (c->ops && hrd_ingest_ready(c))
             s->a->work_to_admit = true;
         hrd_comm_settle(c);
     }
 }
 
-bool hrd_ingest_staged(struct acomm *c)
+bool hrd_ingest_ready(struct acomm *c)
 {
     bool moved = false;
     for (struct aop *op = c->ops; op; op = op->next) {
@@ -255,7 +280,7 @@ bool hrd_ingest_staged(struct acomm *c)
         for (uint32_t i = 0; i < c->nlocal; i++) {
             struct apost *p = &op->post[i];
             struct arank *r = &c->local[i];
-            if (!p->posted || !p->staged || r->left)
+            if (!p->posted || (!p->staged && !p->waiting) || r->left)
                 continue;
             uint64_t ready =
                 atomic_load_explicit(&r->area->flags[op->op % HRP_OP_SLOTS].ready, memory_order_acquire);
@@ -263,10 +288,13 @@ bool hrd_ingest_staged(struct acomm *c)
                 continue;
             uint64_t chunks = ready & HRP_CHUNK_ALL;
             uint64_t bytes = chunks == HRP_CHUNK_ALL ? UINT64_MAX : chunks * HRP_STAGE_CHUNK;
-            if (bytes > p->ready_bytes) {
-                p->ready_bytes = bytes;
-                moved = true;
-            }
+            if (bytes <= p->ready_bytes)
+                continue;
+            p->ready_bytes = bytes;
+            start_clock(op, p);
+            if (bytes == UINT64_MAX)
+                hrd_complete_unwatch(c, p);
+            moved = true;
         }
     }
     return moved;

@@ -334,13 +334,28 @@ static void step_finish(struct aunit *u, uint32_t i)
     }
 }
 
-void hrd_pipeline_work_done(struct aunit *u, uint32_t step)
+/* What another op of the comm could still do on that device decides how far the failure reaches. */
+static void engine_failed(struct aop *op, const struct hrd_work_error *error)
+{
+    struct acomm *c = op->c;
+    if (error->device_lost)
+        hrd_comm_fail(c, HRP_SYSTEM, true, "node %s, op %" PRIu64 ": %s", c->a->node_name, op->op,
+                      error->text);
+    else
+        hrd_abort_report(op, HRP_SYSTEM, "node %s, op %" PRIu64 ": %s", c->a->node_name, op->op, error->text);
+}
+
+void hrd_pipeline_work_done(struct aunit *u, uint32_t step, const struct hrd_work_error *error)
 {
     struct aop *op = u->op;
     struct acomm *c = op->c;
     u->step[step].works--;
     op->works--;
     c->works--;
+    if (error) {
+        u->step[step].failed = true;
+        engine_failed(op, error);
+    }
     /* Before anything made of it reaches another node, where it would pass for the sum. */
     if (hrd_complete_poisoned(c))
         hrd_comm_fail(c, HRP_RANK_LOST, true,
@@ -348,7 +363,8 @@ void hrd_pipeline_work_done(struct aunit *u, uint32_t step)
                       "; the rank's session is ended",
                       c->a->node_name, op->op);
     if (running(op)) {
-        if (u->step[step].works == 0) {
+        /* A step that failed holds its unit until node 0 has failed the op: nothing of it may go on. */
+        if (u->step[step].works == 0 && !u->step[step].failed) {
             step_finish(u, step);
             unit_settle(u);
         }
@@ -524,6 +540,8 @@ static bool inputs_ready(const struct aop *op)
     const struct acomm *c = op->c;
     uint64_t need = 0;
     for (uint32_t i = 0; i < c->nlocal; i++) {
+        if (op->post[i].stream && !op->post[i].staged && op->post[i].ready_bytes != UINT64_MAX)
+            return false;
         if (!op->post[i].staged)
             continue;
         if (!need)

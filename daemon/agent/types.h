@@ -4,6 +4,7 @@
  * queues, which have locks. How an op flows:
  *
  *   ingest.c    ring -> checked descriptor -> struct aop; when all local ranks have posted: plan
+ *   choose.c    which engine works for it
  *   pipeline.c  admission of units, their steps: engine work, frames to send, slots to receive into
  *   frames.c    what arrives from peers
  *   complete.c  results to the ranks
@@ -48,6 +49,7 @@ struct abuffer {
     bool dropping;  /* the client freed it: BUFFER_GONE when users is 0 */
     char *base;
     uint64_t bytes;
+    int16_t gpu; /* HRD_HOST_MEMORY, or whose address base is */
     struct abuffer *next;
 };
 
@@ -102,10 +104,13 @@ struct arank {
 struct apost {
     bool posted, answered;
     bool staged;
+    bool stream;     /* ready is written by a GPU stream */
+    bool waiting;    /* stream, and ready is not HRP_CHUNK_ALL yet: counted in the comm's `streams` */
+    uint8_t overlap; /* enum hrp_overlap */
     uint32_t timeout_ms;
     struct hrd_span in, out; /* base NULL: none */
     struct abuffer *in_buffer, *out_buffer;
-    uint64_t ready_bytes; /* staged: of the stream, as last seen */
+    uint64_t ready_bytes; /* staged or stream: of the op's stream, as last seen; UINT64_MAX: all */
     uint64_t raised;      /* staged: chunks last stored to done */
 };
 
@@ -129,10 +134,11 @@ struct aop {
     uint64_t deadline_ns;
     bool warned;
     struct hrd_plan plan;
-    uint64_t next_unit;  /* first one not admitted */
-    struct aunit *units; /* admitted and not complete, ascending */
-    unsigned works, txs; /* in flight */
-    bool touched;        /* some output may have been written */
+    struct hrd_engine *engine; /* of all its work; set when it is planned */
+    uint64_t next_unit;        /* first one not admitted */
+    struct aunit *units;       /* admitted and not complete, ascending */
+    unsigned works, txs;       /* in flight */
+    bool touched;              /* some output may have been written */
     /* failure, see abort.c */
     bool reported; /* to node 0 */
     bool marked;   /* OP_MARK sent to everyone */
@@ -151,6 +157,7 @@ struct astep {
     uint32_t waits; /* unfinished predecessors */
     uint16_t works; /* engine works still running */
     uint8_t state;
+    bool failed;    /* one of its works did not do what it should have */
     char *mem;      /* LOCAL, FOLD: output (or NULL); RECV: slot */
     uint64_t bytes; /* of mem */
     struct hrd_tx tx;
@@ -210,6 +217,13 @@ struct acached {
     struct acached *next;
 };
 
+/* What the words in stat.engine_why are about. */
+struct achoice {
+    const struct hrd_engine *engine;
+    uint8_t overlap;
+    uint64_t gpus;
+};
+
 struct acomm {
     struct hrd_agent *a;
     uint64_t id;
@@ -225,6 +239,7 @@ struct acomm {
     struct aop *ops;     /* all above done_wm that anybody has named, ascending */
     uint64_t done_wm;    /* ops 1..done_wm are complete here */
     unsigned active;     /* admitted units */
+    unsigned streams;    /* posts whose ready a GPU stream will still write */
     unsigned works, txs; /* in flight, of all ops */
     struct acredit *credits;
     unsigned ncredits;
@@ -255,6 +270,7 @@ struct acomm {
     bool starved;   /* a unit waits for arena */
 
     struct hrd_snapshot_comm stat;
+    struct achoice choice;
     uint64_t last_done_ns;
     struct acomm *next, *next_in_bucket;
 };
@@ -268,7 +284,7 @@ struct hrd_agent {
     _Atomic bool stop;
     _Atomic uint64_t heartbeat;
     struct hrd_arena *arena;
-    struct hrd_engine *engine;
+    struct hrd_engine *engine[HRD_NENGINES]; /* NULL: this daemon has none */
     struct hrd_poller poller;
     struct hrd_pollable wake; /* eventfd: commands, finished engine work */
     uint64_t now;             /* CLOCK_MONOTONIC ns of this turn */
@@ -325,8 +341,8 @@ void hrd_agent_run_commands(struct hrd_agent *a);
 /* ingest.c */
 /* Takes what the session's ranks pushed. */
 void hrd_ingest_session(struct asession *s);
-/* Looks at the ready words of staged posts; true when an op may go on. */
-bool hrd_ingest_staged(struct acomm *c);
+/* Looks at the ready words of posts that become ready bit by bit or by a stream; true when an op may go on. */
+bool hrd_ingest_ready(struct acomm *c);
 void hrd_session_fault(struct asession *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 struct abuffer *hrd_session_buffer(struct asession *s, uint32_t id);
 /* After users or dropping changed. */
@@ -343,6 +359,10 @@ bool hrd_op_agrees(struct aop *op, const struct hrp_sig *sig, uint32_t rank, uin
 void hrd_op_advance(struct acomm *c);
 void hrd_op_free(struct aop *op);
 
+/* choose.c */
+/* Sets op->engine and, for the path report, its name and why. Returns NULL, or why no engine can serve the op. */
+const char *hrd_choose_engine(struct aop *op);
+
 /* pipeline.c */
 int hrd_pipeline_reserve(struct acomm *c, char *why, size_t len);
 void hrd_pipeline_release_reserve(struct acomm *c);
@@ -355,7 +375,7 @@ void hrd_pipeline_eager_arrived(struct acomm *c, uint32_t node, struct aeager *e
 struct astep *hrd_pipeline_place(struct acomm *c, uint32_t node, const struct hrp_frame *f, const char **why);
 int hrd_pipeline_data_arrived(struct acomm *c, uint32_t node, const struct hrp_frame *f, const char **why);
 /* One engine work of a step is finished. */
-void hrd_pipeline_work_done(struct aunit *u, uint32_t step);
+void hrd_pipeline_work_done(struct aunit *u, uint32_t step, const struct hrd_work_error *error);
 /* Frees an op's units and their memory; nothing of them is in flight. */
 void hrd_pipeline_drop_units(struct aop *op);
 void hrd_pipeline_forget_credits(struct acomm *c, uint64_t op);
@@ -386,6 +406,8 @@ struct hrp_frame hrd_frame(const struct acomm *c, uint8_t type, uint64_t op);
 void hrd_frames_queue(struct alink *l, struct hrd_tx *tx);
 
 /* complete.c */
+/* A post's ready word is complete, or the post was answered. */
+void hrd_complete_unwatch(struct acomm *c, struct apost *p);
 void hrd_complete_progress(struct aop *op); /* raises done of staged outputs */
 void hrd_complete_op(struct aop *op);       /* success, on all local ranks */
 void hrd_complete_error(struct aop *op, uint32_t status, enum hrp_scope scope, const char *text);

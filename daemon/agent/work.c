@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-static void work_done(struct hrd_work *w);
+static void work_done(struct hrd_work *w, const struct hrd_work_error *error);
 
 static struct hrd_work *work_new(struct aunit *u, uint32_t step, enum hrd_work_kind kind, uint32_t nsrc,
                                  uint32_t ndst)
@@ -34,12 +34,12 @@ static void submit(struct aunit *u, struct hrd_work *w, uint64_t n)
     u->step[w->step].works++;
     u->op->works++;
     c->works++;
-    c->a->engine->table->submit(c->a->engine, w);
+    u->op->engine->table->submit(u->op->engine, w);
 }
 
 static struct hrd_span memory(char *base, uint64_t off)
 {
-    return (struct hrd_span){.base = base, .off = off};
+    return (struct hrd_span){.base = base, .off = off, .gpu = HRD_HOST_MEMORY};
 }
 
 static struct arank *local_rank(struct acomm *c, uint32_t rank)
@@ -244,18 +244,20 @@ unsigned hrd_work_step(struct aunit *u, uint32_t step)
     return u->step[step].works;
 }
 
-static void work_done(struct hrd_work *w)
+static void work_done(struct hrd_work *w, const struct hrd_work_error *error)
 {
     struct aunit *u = w->owner;
     uint32_t step = w->step;
     free(w);
-    hrd_pipeline_work_done(u, step);
+    hrd_pipeline_work_done(u, step, error);
 }
 
 /* ---- the outputs of a failed op ---------------------------------------------------------------------------- */
 
-static void nan_done(struct hrd_work *w)
+/* An output that cannot be filled any more belongs to memory that is lost: its owner has worse news than a garbage sum. */
+static void nan_done(struct hrd_work *w, const struct hrd_work_error *error)
 {
+    (void)error;
     struct aop *op = w->owner;
     struct acomm *c = op->c;
     free(w);
@@ -281,7 +283,7 @@ static void fill_nan(struct aop *op, const struct hrd_span *out, uint64_t at, ui
     w->done = nan_done;
     op->works++;
     c->works++;
-    c->a->engine->table->submit(c->a->engine, w);
+    op->engine->table->submit(op->engine, w);
 }
 
 unsigned hrd_work_nan(struct aop *op)

@@ -369,7 +369,7 @@ static void test_hostile_descriptors(void **state)
 {
     (void)state;
     static const uint32_t map[3] = {0, 0, 1};
-    for (int kind = 0; kind < 10; kind++) {
+    for (int kind = 0; kind < 11; kind++) {
         struct sim *s = calloc(1, sizeof(*s));
         struct sim_options o = {0};
         sim_start(s, 2, 3, map, &o);
@@ -399,7 +399,7 @@ static void test_hostile_descriptors(void **state)
             d.in.kind = HRP_BUF_NONE;
             break;
         case 6:
-            d.flags = 1;
+            d.flags = HRP_DESC_FLAGS + 1;
             break;
         case 7:
             d.in.kind = 99;
@@ -407,8 +407,11 @@ static void test_hostile_descriptors(void **state)
         case 8:
             d.sig.count = UINT64_C(1) << 61;
             break;
+        case 9: /* it cannot do both */
+            d.flags = HRP_DESC_OVERLAP_COMPUTE | HRP_DESC_OVERLAP_IDLE;
+            break;
         }
-        if (kind < 9) {
+        if (kind < 10) {
             sim_push(s, 0, 0, &d, hrp_flag(1, HRP_CHUNK_ALL));
         } else { /* alone: beside a good op that one could complete before the session ends */
             atomic_store(&hrp_seg_comm(s->rank[0].seg, 0)->tail, UINT64_C(1) << 40);
@@ -424,6 +427,81 @@ static void test_hostile_descriptors(void **state)
         sim_stop(s);
         free(s);
     }
+}
+
+/* A rank whose ready comes from a GPU stream: no doorbell, no submit counter, whenever the stream gets there. */
+static void test_stream_ready(void **state)
+{
+    (void)state;
+    static const uint32_t map[3] = {0, 0, 1};
+    struct sim *s = calloc(1, sizeof(*s));
+    struct sim_options o = {.agent = {.spin_us = 100}};
+    sim_start(s, 2, 3, map, &o);
+    assert_int_equal(sim_comm(s, 9, 0, &o), HRP_OK);
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 1000, .dtype = HRP_F32, .redop = HRP_SUM};
+    for (uint64_t n = 1; n <= 3; n++) {
+        static const uint32_t hints[] = {0, HRP_DESC_OVERLAP_COMPUTE, HRP_DESC_OVERLAP_IDLE};
+        struct hrp_desc d = {.op = n,
+                             .sig = sig,
+                             .flags = HRP_DESC_STREAM | hints[n - 1],
+                             .in = {.kind = HRP_BUF_SHARED, .id = 1},
+                             .out = {.kind = HRP_BUF_SHARED, .id = 1, .offset = 8192}};
+        for (uint32_t r = 0; r < 3; r++)
+            memset(s->rank[r].pool, 0x7f, 12288); /* NaN, until the stream has written the input */
+        sim_push(s, 0, 0, &d, 0);
+        s->rank[0].posted[0]++;
+        for (uint32_t r = 1; r < 3; r++) {
+            float *in = (float *)(void *)s->rank[r].pool;
+            for (uint64_t i = 0; i < 1000; i++)
+                in[i] = (float)(r * i);
+            sim_post(s, r, 0, &sig, 0, 8192);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL); /* the agent is past its spin by now */
+        assert_false(sim_done(s, 1, 0, n));
+        float *in = (float *)(void *)s->rank[0].pool;
+        for (uint64_t i = 0; i < 1000; i++)
+            in[i] = 100;
+        atomic_store_explicit(&hrp_seg_comm(s->rank[0].seg, 0)->flags[n % HRP_OP_SLOTS].ready,
+                              hrp_flag(n, HRP_CHUNK_ALL), memory_order_release);
+        for (uint32_t r = 0; r < 3; r++) {
+            assert_int_equal(sim_wait(s, r, 0, n, NULL), HRP_OK);
+            const float *out = (const float *)(const void *)(s->rank[r].pool + 8192);
+            for (uint64_t i = 0; i < 1000; i++)
+                assert_true(out[i] == (float)(100 + 3 * i));
+        }
+    }
+    sim_stop(s);
+    free(s);
+}
+
+/* The deadline runs from the first rank's ready, not from its descriptor; and an op that fails is not looked at any more. */
+static void test_stream_deadline(void **state)
+{
+    (void)state;
+    static const uint32_t map[2] = {0, 0};
+    struct sim *s = calloc(1, sizeof(*s));
+    struct sim_options o = {0};
+    sim_start(s, 1, 2, map, &o);
+    assert_int_equal(sim_comm(s, 9, 0, &o), HRP_OK);
+    struct hrp_desc d = {.op = 1,
+                         .sig = {.coll = HRP_ALL_REDUCE, .count = 10},
+                         .timeout_ms = 300,
+                         .flags = HRP_DESC_STREAM,
+                         .in = {.kind = HRP_BUF_SHARED, .id = 1},
+                         .out = {.kind = HRP_BUF_SHARED, .id = 1}};
+    sim_push(s, 0, 0, &d, 0);
+    sim_push(s, 1, 0, &d, 0);
+    nanosleep(&(struct timespec){.tv_nsec = 800000000}, NULL);
+    assert_false(sim_done(s, 0, 0, 1));
+    atomic_store_explicit(&hrp_seg_comm(s->rank[0].seg, 0)->flags[1].ready, hrp_flag(1, HRP_CHUNK_ALL),
+                          memory_order_release);
+    char text[HRP_OP_TEXT + 1];
+    assert_int_equal(sim_wait(s, 0, 0, 1, text), HRP_TIMEOUT);
+    assert_int_equal(sim_wait(s, 1, 0, 1, text), HRP_TIMEOUT);
+    s->rank[0].posted[0] = s->rank[1].posted[0] = 1;
+    one_op(s, 0, HRP_ALL_REDUCE, 1000, 0, true);
+    sim_stop(s);
+    free(s);
 }
 
 static void test_leave(void **state)
@@ -521,6 +599,8 @@ int main(void)
         cmocka_unit_test(test_rank_dies),
         cmocka_unit_test(test_link_lost),
         cmocka_unit_test(test_hostile_descriptors),
+        cmocka_unit_test(test_stream_ready),
+        cmocka_unit_test(test_stream_deadline),
         cmocka_unit_test(test_leave),
         cmocka_unit_test(test_arena_too_small),
         cmocka_unit_test(test_back_to_back),

@@ -12,8 +12,9 @@
 
 #include <cmocka.h>
 
-static void count_done(struct hrd_work *w)
+static void count_done(struct hrd_work *w, const struct hrd_work_error *error)
 {
+    assert_null(error);
     ++*(unsigned *)w->owner;
 }
 

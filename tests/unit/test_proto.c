@@ -43,6 +43,8 @@ static const struct {
     {HRP_MSG_PATH, sizeof(struct hrp_msg_slot), false, 0},
     {HRP_MSG_STATUS, sizeof(struct hrp_msg_empty), false, 0},
     {HRP_MSG_TEXT, sizeof(struct hrp_msg_text), true, 0},
+    {HRP_MSG_IMPORT_GPU, sizeof(struct hrp_msg_import_gpu), false, 0},
+    {HRP_MSG_GPU_PART, sizeof(struct hrp_msg_gpu_part), false, 1},
 };
 #define NTYPES (sizeof(types) / sizeof(types[0]))
 _Static_assert(NTYPES == HRP_NMSGS - 1, "every type is tested");
@@ -100,7 +102,8 @@ static struct hrp_msg sample(unsigned type)
                                                    .reproducible = HRP_ON,
                                                    .wire_f32 = HRP_OFF,
                                                    .transport = 2,
-                                                   .require = 7}};
+                                                   .require = 7,
+                                                   .overlap = HRP_OVERLAP_IDLE}};
         break;
     case HRP_MSG_JOINED:
         b->joined = (struct hrp_msg_joined){
@@ -127,6 +130,13 @@ static struct hrp_msg sample(unsigned type)
         break;
     case HRP_MSG_TEXT:
         b->text.more = 1;
+        break;
+    case HRP_MSG_IMPORT_GPU:
+        b->import_gpu = (struct hrp_msg_import_gpu){
+            .uuid = {1, 2, 3, [15] = 16}, .bytes = 3 << 21, .kind = HRP_GPU_LEGACY, .handle = {7, [63] = 9}};
+        break;
+    case HRP_MSG_GPU_PART:
+        b->gpu_part = (struct hrp_msg_gpu_part){.offset = 2 << 20, .bytes = 4 << 20};
         break;
     default:
         break;
@@ -409,6 +419,50 @@ static void test_memory_fields(void **state)
     RESERVED(HRP_MSG_FREE, buffer, reserved);
 }
 
+static void test_gpu_fields(void **state)
+{
+    (void)state;
+    const uint64_t most = UINT64_C(1) << 62;
+    const unsigned i = HRP_MSG_IMPORT_GPU, p = HRP_MSG_GPU_PART;
+    FIELD(i, import_gpu, bytes, 0, false);
+    FIELD(i, import_gpu, bytes, 1, true); /* an allocation may have any size */
+    FIELD(i, import_gpu, bytes, most, true);
+    FIELD(i, import_gpu, bytes, most + 1, false);
+    FIELD(i, import_gpu, kind, 0, false);
+    FIELD(i, import_gpu, kind, HRP_GPU_VMM, false); /* with an IPC handle and no part */
+    FIELD(i, import_gpu, kind, HRP_GPU_VMM + 1, false);
+    FIELD(i, import_gpu, nparts, 1, false);
+
+    char buf[512];
+    struct hrp_msg m = sample(i), out;
+    m.body.import_gpu.kind = HRP_GPU_VMM;
+    memset(m.body.import_gpu.handle, 0, sizeof(m.body.import_gpu.handle));
+    static const uint32_t parts[] = {1, 2, HRP_GPU_PARTS_MAX, 0, HRP_GPU_PARTS_MAX + 1, UINT32_MAX};
+    for (size_t k = 0; k < 6; k++) {
+        m.body.import_gpu.nparts = parts[k];
+        long len = hrp_msg_encode(&m, buf, sizeof(buf));
+        assert_int_equal(len, k < 3 ? (long)(HDR + sizeof(m.body.import_gpu)) : -EINVAL);
+        if (k < 3)
+            assert_int_equal(hrp_msg_decode(&out, buf, (size_t)len), 0);
+    }
+    m.body.import_gpu.nparts = 1;
+    for (size_t b = 0; b < sizeof(m.body.import_gpu.handle); b++) {
+        m.body.import_gpu.handle[b] = 1;
+        assert_int_equal(hrp_msg_encode(&m, buf, sizeof(buf)), -EINVAL);
+        m.body.import_gpu.handle[b] = 0;
+    }
+
+    FIELD(p, gpu_part, bytes, 0, false);
+    FIELD(p, gpu_part, bytes, 4096, true);
+    FIELD(p, gpu_part, bytes, 4097, false);
+    FIELD(p, gpu_part, bytes, most + 4096, false);
+    FIELD(p, gpu_part, offset, 0, true);
+    FIELD(p, gpu_part, offset, 1, false);
+    FIELD(p, gpu_part, offset, UINT64_MAX - 4095, false);
+    FIELD(HRP_MSG_JOIN, join, config.overlap, HRP_OVERLAP_COMPUTE, true);
+    FIELD(HRP_MSG_JOIN, join, config.overlap, HRP_NOVERLAPS, false);
+}
+
 static void test_join_fields(void **state)
 {
     (void)state;
@@ -534,15 +588,11 @@ static void test_noise(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_oversized),
-        cmocka_unit_test(test_encode_limits),
-        cmocka_unit_test(test_header),
-        cmocka_unit_test(test_session_fields),
-        cmocka_unit_test(test_memory_fields),
-        cmocka_unit_test(test_join_fields),
-        cmocka_unit_test(test_joined_and_id_fields),
+        cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_oversized),     cmocka_unit_test(test_encode_limits),
+        cmocka_unit_test(test_header),        cmocka_unit_test(test_session_fields),
+        cmocka_unit_test(test_memory_fields), cmocka_unit_test(test_gpu_fields),
+        cmocka_unit_test(test_join_fields),   cmocka_unit_test(test_joined_and_id_fields),
         cmocka_unit_test(test_noise),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

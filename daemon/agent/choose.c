@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Which engine works for an op. Where its local buffers lie decides first; among the engines that can reach GPU memory the
+ * job decides by its hint, and without one the measurement: kernels win by microseconds on a GPU that waits for them and
+ * lose by milliseconds on one that computes, because it switches between processes.
+ *
+ * Nodes need not agree: every engine computes the same bits.
+ */
+#include "daemon/agent/types.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+/* Longer than any launch on an idle GPU takes, far below a time slice. */
+#define WAITED_NS UINT64_C(100000)
+
+static void look_at_buffer(struct hrd_engine_ask *ask, const struct hrd_span *s)
+{
+    if (!s->base)
+        return;
+    if (s->gpu >= 0)
+        ask->gpus |= UINT64_C(1) << s->gpu;
+    else
+        ask->host = true;
+}
+
+static void look_at_buffers(const struct aop *op, struct hrd_engine_ask *ask)
+{
+    const struct acomm *c = op->c;
+    *ask = (struct hrd_engine_ask){.sig = op->sig, .nlocal = c->nlocal, .one_node = c->nnodes == 1};
+    for (uint32_t i = 0; i < c->nlocal; i++) {
+        look_at_buffer(ask, &op->post[i].in);
+        look_at_buffer(ask, &op->post[i].out);
+    }
+}
+
+/* One rank that computes is slowed down by kernels, whatever the others do. */
+static uint8_t overlap_of(const struct aop *op)
+{
+    bool idle = false;
+    for (uint32_t i = 0; i < op->c->nlocal; i++) {
+        if (op->post[i].overlap == HRP_OVERLAP_COMPUTE)
+            return HRP_OVERLAP_COMPUTE;
+        idle = idle || op->post[i].overlap == HRP_OVERLAP_IDLE;
+    }
+    return idle ? HRP_OVERLAP_IDLE : HRP_OVERLAP_AUTO;
+}
+
+static const char *refusal(struct hrd_agent *a, enum hrd_engine_kind kind, const struct hrd_engine_ask *ask)
+{
+    struct hrd_engine *e = a->engine[kind];
+    if (!e)
+        return kind == HRD_ENGINE_SM ? "this daemon has no sm engine" : "this daemon serves no GPU";
+    return e->table->refuses(e, ask);
+}
+
+static const char *hint_words(uint8_t overlap)
+{
+    return overlap == HRP_OVERLAP_COMPUTE ? "the job computes meanwhile (overlap = compute)"
+           : overlap == HRP_OVERLAP_IDLE  ? "the job waits for the result (overlap = idle)"
+                                          : "overlap = auto";
+}
+
+/* The words for the path report, only when something changed. */
+static void explain(struct aop *op, const struct achoice *now, uint64_t waited, const char *other)
+{
+    struct acomm *c = op->c;
+    if (c->choice.engine == now->engine && c->choice.overlap == now->overlap && c->choice.gpus == now->gpus)
+        return;
+    c->choice = *now;
+    const char *name = now->engine->table->name;
+    snprintf(c->stat.engine, sizeof(c->stat.engine), "%s", name);
+    if (other)
+        snprintf(c->stat.engine_why, sizeof(c->stat.engine_why), "%s; the other engine is out: %s",
+                 hint_words(now->overlap), other);
+    else if (now->overlap == HRP_OVERLAP_AUTO)
+        snprintf(c->stat.engine_why, sizeof(c->stat.engine_why),
+                 "overlap = auto, and recent kernels waited %" PRIu64 " us for the GPU", waited / 1000);
+    else
+        snprintf(c->stat.engine_why, sizeof(c->stat.engine_why), "%s", hint_words(now->overlap));
+}
+
+const char *hrd_choose_engine(struct aop *op)
+{
+    struct hrd_agent *a = op->c->a;
+    struct hrd_engine_ask ask;
+    look_at_buffers(op, &ask);
+    if (!ask.gpus) {
+        op->engine = a->engine[HRD_ENGINE_HOST];
+        return NULL;
+    }
+    struct achoice now = {.overlap = overlap_of(op), .gpus = ask.gpus};
+    const char *no_dma = refusal(a, HRD_ENGINE_DMA, &ask), *no_sm = refusal(a, HRD_ENGINE_SM, &ask);
+    if (no_dma && no_sm)
+        return no_dma;
+    struct hrd_engine *sm = a->engine[HRD_ENGINE_SM];
+    uint64_t waited = no_sm ? 0 : sm->table->waited(sm, ask.gpus);
+    bool kernels = !no_sm && (no_dma || now.overlap == HRP_OVERLAP_IDLE ||
+                              (now.overlap == HRP_OVERLAP_AUTO && waited < WAITED_NS));
+    op->engine = kernels ? sm : a->engine[HRD_ENGINE_DMA];
+    now.engine = op->engine;
+    explain(op, &now, waited, kernels ? no_dma : no_sm);
+    return NULL;
+}

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The GPUs of this node, as the daemon uses them. Nothing outside of daemon/gpu/ calls the CUDA driver.
+ *
+ * A GPU is known by its UUID and gets an index (the `gpu` of a span) when a client first imports memory of it. One control
+ * thread a GPU does what may block or synchronise: making the context and what the engines need in it, opening and closing
+ * imports, registering host memory, verifying the pairs. The agent's engines only launch and poll.
+ *
+ * A GPU is *up* from its first import until idle_ms after its last one; in between nothing of CUDA exists in the process,
+ * so that the GPU can be reset or re-partitioned. What an engine may rely on: while a buffer of GPU g is registered with
+ * the agent, hrd_gpus_dev(gpus, g) is up and does not change.
+ *
+ * An import is the mapping of one allocation, shared by all who import the same one, and closed only when the last of them
+ * closed it.
+ */
+#ifndef HRD_GPU_H
+#define HRD_GPU_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "kernels/gpu_driver.h"
+#include "proto/wire.h"
+
+#define HRD_GPUS_MAX 64 /* one bit each in hrd_engine_ask.gpus */
+
+struct hrd_gpus;
+struct hrd_gpu_import;
+
+struct hrd_gpus_config {
+    bool off;              /* imports are refused in words */
+    uint32_t idle_ms;      /* how long a GPU without imports stays up */
+    uint64_t dma_bytes;    /* pinned host memory of the dma engine */
+    uint32_t pair_ms;      /* most that the verification of one pair may take */
+    const char *node_name; /* for sentences; copied */
+};
+
+/* ---- a GPU, as its engines see it ------------------------------------------------------------------------- */
+
+/* What an engine keeps on each GPU. */
+enum hrd_gpu_part_kind { HRD_GPU_DMA, HRD_GPU_SM, HRD_GPU_NPARTS };
+
+/* Constant while the GPU is up, but for `lost`. */
+struct hrd_gpu_dev {
+    const struct hrg_driver *drv;
+    int16_t gpu; /* its index */
+    hrg_device dev;
+    hrg_ctx ctx; /* the primary one. A thread makes it current before it calls the driver for this GPU */
+    struct hrg_uuid uuid;
+    char pci[16]; /* "0000:18:00.0" */
+    char name[96];
+    void *part[HRD_GPU_NPARTS];         /* of hrd_gpu_part.up(); NULL: not there, and */
+    char part_why[HRD_GPU_NPARTS][200]; /* why not, a phrase */
+    _Atomic bool lost; /* an error after which its context can do nothing: see hrd_gpu_failed() */
+};
+
+/* How an engine gets onto a GPU. All on the GPU's control thread, with its context current; may block. */
+struct hrd_gpu_part {
+    enum hrd_gpu_part_kind kind;
+    bool needed; /* without it the GPU does not come up */
+    /* Streams, events, modules: 0 and *state, or -1 and a phrase. */
+    int (*up)(struct hrd_gpu_dev *g, void **state, char *why, size_t len);
+    /* Nothing is in flight. Also after the GPU was lost: then what the driver answers does not matter. */
+    void (*down)(struct hrd_gpu_dev *g, void *state);
+};
+
+/* The GPU of an index that a span has. Any thread. */
+struct hrd_gpu_dev *hrd_gpus_dev(const struct hrd_gpus *gpus, int16_t gpu);
+
+/*
+ * The agent heard `error` from this GPU while doing `what` ("a copy of 512 KiB to the host"). Writes the sentence to why
+ * and returns whether the GPU is lost with it (hrg_error_is_sticky()): then it takes no imports any more until the daemon
+ * is started again. Any thread.
+ */
+bool hrd_gpu_failed(struct hrd_gpus *gpus, struct hrd_gpu_dev *g, hrg_result error, const char *what,
+                    char *why, size_t len);
+
+/*
+ * Whether these two different GPUs may access each other directly: both said so, and patterns of several sizes went both
+ * ways unharmed and in time. False: *why is a phrase that lives as long as gpus. The context of either has access to the
+ * other's then. Any thread; never blocks.
+ */
+bool hrd_gpus_pair(const struct hrd_gpus *gpus, int16_t a, int16_t b, const char **why);
+
+/* ---- host memory that all GPUs reach ---------------------------------------------------------------------- */
+
+/* To be registered (pinned) with the first GPU that comes up, for all. Before any import; at most 4 ranges. The memory
+   stays until hrd_gpus_stop(). */
+void hrd_gpus_pin(struct hrd_gpus *gpus, void *base, uint64_t bytes);
+/* All of it lies in a range that is registered now. Any thread, while a GPU is up. */
+bool hrd_gpus_pinned(const struct hrd_gpus *gpus, const void *p, uint64_t bytes);
+/* The dma engine's pinned memory of dma_bytes; NULL when it could not be mapped. */
+void *hrd_gpus_bounce(const struct hrd_gpus *gpus, uint64_t *bytes);
+
+/* ---- control thread --------------------------------------------------------------------------------------- */
+
+/* Loads nothing and starts no thread yet. NULL with errno. */
+struct hrd_gpus *hrd_gpus_new(const struct hrd_gpus_config *cfg);
+/* All imports are closed: takes every GPU down and ends the threads. Blocks for as long as the driver takes. */
+void hrd_gpus_stop(struct hrd_gpus *gpus);
+/* After hrd_gpus_stop(), and after everybody who has a pointer from here is gone. */
+void hrd_gpus_free(struct hrd_gpus *gpus);
+
+/* Where memory comes from: as in struct hrp_msg_import_gpu. */
+struct hrd_gpu_source {
+    uid_t uid; /* users never share an import */
+    struct hrp_msg_import_gpu msg;
+    /* VMM: msg.nparts of each, malloc'ed; become gpus' with the call, the descriptors too. LEGACY: NULL. */
+    int *fd;
+    uint64_t *part_bytes;
+};
+
+/* Answered by IMPORTED with the same sid and token. Never blocks. */
+void hrd_gpus_import(struct hrd_gpus *gpus, uint64_t sid, uint64_t token,
+                     const struct hrd_gpu_source *source);
+/* The importer and the agent have let go of it. Answered by CLOSED when it is really closed, which is at once where others
+   still use the allocation. */
+void hrd_gpus_close(struct hrd_gpus *gpus, uint64_t sid, uint64_t token, struct hrd_gpu_import *import);
+
+enum hrd_gpu_event_type { HRD_GPU_IMPORTED = 1, HRD_GPU_CLOSED };
+
+struct hrd_gpu_event {
+    enum hrd_gpu_event_type type;
+    uint64_t sid, token;
+    struct hrd_gpu_import *import; /* IMPORTED: for hrd_gpus_close(); NULL: refused, and text says why */
+    int16_t gpu;
+    uint64_t device; /* its address in the daemon's process */
+    uint64_t bytes;
+    char text[512];
+    struct hrd_gpu_event *next;
+};
+
+/* Readable when events wait. */
+int hrd_gpus_event_fd(const struct hrd_gpus *gpus);
+/* All waiting events, oldest first, each freed by the caller with free(); NULL: none. */
+struct hrd_gpu_event *hrd_gpus_take_events(struct hrd_gpus *gpus);
+
+/* For status: a GPU that was imported from at least once. */
+struct hrd_gpu_info {
+    char uuid[HRG_UUID_TEXT], pci[16], name[96];
+    bool up;
+    char lost[512]; /* not empty: the sentence */
+    uint32_t imports;
+    uint64_t import_bytes;
+    uint64_t device_bytes; /* GPU memory that the daemon's context and engines took when the GPU came up */
+    char sm_why[200];      /* why it has no sm engine; empty: it has */
+};
+
+/* Fills at most max; returns how many there are. *pinned: bytes of host memory registered now. */
+unsigned hrd_gpus_info(const struct hrd_gpus *gpus, struct hrd_gpu_info *out, unsigned max, uint64_t *pinned);
+
+/* A sentence when some GPU is lost: the daemon should be started again when nobody needs it. NULL: all is well. */
+const char *hrd_gpus_lost(const struct hrd_gpus *gpus);
+
+#endif
