@@ -18,8 +18,8 @@
 
 #include "kernels/kernels.h"
 
-#define HRG_MAX_SOURCES 16u
-#define HRG_MAX_SINKS 16u
+#define HRG_MAX_SOURCES 64u /* ranks of a node, or nodes */
+#define HRG_MAX_SINKS 32u   /* ranks of a node, and the exchange's memory */
 #define HRG_BLOCK_THREADS 512u
 
 /*
@@ -84,7 +84,7 @@ struct hrg_fold_args {
     uint8_t bytewise; /* nonzero: some pointer is not aligned to its element */
     uint8_t reserved;
 };
-_Static_assert(sizeof(struct hrg_fold_args) == 392, "compiled into the kernels");
+_Static_assert(sizeof(struct hrg_fold_args) == 1096, "compiled into the kernels");
 
 struct hrg_copy_args {
     uint64_t src;
@@ -96,7 +96,7 @@ struct hrg_copy_args {
     uint32_t ndst;
     uint32_t width; /* 16, 8, 4 or 1: pointers at `head` are aligned to it */
 };
-_Static_assert(sizeof(struct hrg_copy_args) == 200, "compiled into the kernels");
+_Static_assert(sizeof(struct hrg_copy_args) == 328, "compiled into the kernels");
 
 struct hrg_nan_args {
     uint64_t dst[HRG_MAX_SINKS];
@@ -108,7 +108,7 @@ struct hrg_nan_args {
     uint32_t bytewise;
     uint32_t reserved;
 };
-_Static_assert(sizeof(struct hrg_nan_args) == 192, "compiled into the kernels");
+_Static_assert(sizeof(struct hrg_nan_args) == 320, "compiled into the kernels");
 
 struct hrg_launch {
     enum hrg_kernel kernel;

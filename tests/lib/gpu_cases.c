@@ -221,9 +221,11 @@ static bool fold_shapes(struct run *r, const struct hrk_fold *f, unsigned only_n
 
 static bool folds_of_type(struct run *r, unsigned dtype)
 {
-    static const uint32_t weight[HRG_MAX_SOURCES] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3};
+    static uint32_t weight[HRG_MAX_SOURCES];
     const bool half = dtype == HRP_F16 || dtype == HRP_BF16;
 
+    for (unsigned i = 0; i < HRG_MAX_SOURCES; i++)
+        weight[i] = i == 0 ? 3 : i * i % 11 + 1;
     for (unsigned op = 0; op < HRP_NREDOPS; op++) {
         for (unsigned wide = 0; wide < (half ? 2u : 1u); wide++) {
             const unsigned wire = wide ? HRP_F32 : dtype;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels: found by name, run on the CPU by a stream's thread. */
+/* Kernels: found by name, run on the CPU by a stream's thread (kernels/gpu_kernels_cpu.c). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/gpu_kernels.h"
 #include "tests/sim/fake_cuda/fake.h"
 
 struct hrg_module_st {
@@ -13,42 +14,71 @@ struct hrg_module_st {
 struct hrg_function_st {
     struct hrg_function_st *next;
     char name[64];
-    size_t bytes; /* of its one parameter */
 };
 
 static struct hrg_function_st *functions; /* under fake_lock; one a name, for ever */
 
-/* Kernels that run here, with the bytes of their parameter struct. NULL: none so named. */
-static void (*kernel(const char *name, size_t *bytes))(void *args)
+/* A launch as a stream's thread finds it. */
+struct launch {
+    const char *name;
+    uint32_t blocks, threads;
+    struct hrg_ctx_st *ctx;
+    union {
+        uint64_t word[1];
+        struct hrg_launch l; /* larger than any parameter */
+    } args;
+};
+
+/* Bytes of the kernel's one parameter; 0: there is no kernel so named. */
+static size_t parameter_bytes(const char *name)
 {
-    (void)name;
-    *bytes = 0;
-    return NULL;
+    for (int k = 0; k < HRG_NKERNELS; k++) {
+        if (strcmp(name, hrg_kernel_name[k]) != 0)
+            continue;
+        return k == HRG_copy       ? sizeof(struct hrg_copy_args)
+               : k == HRG_fill_nan ? sizeof(struct hrg_nan_args)
+                                   : sizeof(struct hrg_fold_args);
+    }
+    return 0;
 }
 
-/* Device addresses in the parameter become this process's: words that carry the tag and lie in an allocation. */
-static void translate(void *args, size_t bytes)
+/* Device addresses in the parameter become this process's: words that carry the tag and lie in an allocation. False: one
+   lies on a device that this context has no access to. */
+static bool translate(struct launch *launch, size_t bytes)
 {
-    for (size_t at = 0; at + 8 <= bytes; at += 8) {
-        uint64_t word;
-        memcpy(&word, (char *)args + at, 8);
-        if ((word >> 48) != (FAKE_TAG >> 48))
+    bool reachable = true;
+    for (size_t i = 0; i < bytes / sizeof(uint64_t); i++) {
+        uint64_t *word = &launch->args.word[0] + i;
+        if ((*word >> 48) != (FAKE_TAG >> 48))
             continue;
         pthread_mutex_lock(&fake_lock);
-        if (fake_find(word, 1) != NULL)
-            word &= ~FAKE_TAG;
+        const struct fake_alloc *a = fake_find(*word, 1);
+        if (a != NULL) {
+            *word &= ~FAKE_TAG;
+            reachable = reachable && (a->index < 0 || a->index == launch->ctx->index ||
+                                      (atomic_load(&launch->ctx->peers) >> a->index & 1));
+        }
         pthread_mutex_unlock(&fake_lock);
-        memcpy((char *)args + at, &word, 8);
     }
+    return reachable;
+}
+
+/* On the stream's thread. */
+static void run(void *args)
+{
+    const struct launch *launch = args;
+    int err = launch->name ? hrg_cpu_launch(launch->name, launch->blocks, launch->threads, &launch->args)
+                           : HRG_ERROR_ILLEGAL_ADDRESS;
+    if (err != 0)
+        fake_stick(err);
 }
 
 FAKE_API hrg_result cuModuleGetFunction(hrg_function *function, hrg_module module, const char *name)
 {
     FAKE_ENTER("ModuleGetFunction", 0);
-    size_t bytes;
     if (module == NULL)
         return HRG_ERROR_INVALID_HANDLE;
-    if (kernel(name, &bytes) == NULL || strlen(name) >= sizeof(functions->name))
+    if (parameter_bytes(name) == 0 || strlen(name) >= sizeof(functions->name))
         return HRG_ERROR_NOT_FOUND;
     pthread_mutex_lock(&fake_lock);
     struct hrg_function_st *f = functions;
@@ -57,7 +87,6 @@ FAKE_API hrg_result cuModuleGetFunction(hrg_function *function, hrg_module modul
     if (f == NULL) {
         f = fake_zalloc(sizeof(*f));
         snprintf(f->name, sizeof(f->name), "%s", name);
-        f->bytes = bytes;
         f->next = functions;
         functions = f;
     }
@@ -78,13 +107,16 @@ FAKE_API hrg_result cuLaunchKernel(hrg_function function, unsigned grid_x, unsig
     if (function == NULL || params == NULL || extra != NULL || grid_x == 0 || grid_y != 1 || grid_z != 1 ||
         block_x == 0 || block_x > 1024 || block_y != 1 || block_z != 1 || shared_bytes > 0)
         return HRG_ERROR_INVALID_VALUE;
-    size_t bytes;
+    size_t bytes = parameter_bytes(function->name);
     struct fake_item *item = fake_item_new("LaunchKernel", s, FAKE_LAUNCH);
-    item->launch = kernel(function->name, &bytes);
+    struct launch *launch = fake_zalloc(sizeof(*launch));
+    *launch = (struct launch){.name = function->name, .blocks = grid_x, .threads = block_x, .ctx = s->ctx};
     /* The driver copies parameters before it returns. */
-    item->args = fake_zalloc(bytes + 1);
-    memcpy(item->args, params[0], bytes);
-    translate(item->args, bytes);
+    memcpy(&launch->args, params[0], bytes);
+    if (!translate(launch, bytes))
+        launch->name = NULL;
+    item->launch = run;
+    item->args = launch;
     return fake_post(item);
 }
 
