@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: MIT */
+#include "daemon/gpu/sm_part.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/gpu/engine_sm.h"
+
+#define WORD_STRIDE 64u /* bytes from word to word */
+#define COUNTER_STRIDE 128u
+#define BLOCKS_PER_SM 2u
+#define PAGE 4096u
+/* How long a submit thread looks for more work: the pause between two buckets of a training step. With few cores somebody
+   else has more use for them. */
+#define SPIN_NS UINT64_C(500000)
+#define SPIN_NS_FEW UINT64_C(20000)
+#define MANY_CORES 16
+#define HIGHEST_PRIORITY (-100) /* the driver takes the highest that it has */
+
+uint64_t sm_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+/* ---- launching ------------------------------------------------------------------------------------------------ */
+
+static bool launch_lane(struct sm_part *p, struct sm_lane *l)
+{
+    uint64_t at = atomic_load_explicit(&l->launched, memory_order_relaxed);
+    if (at == atomic_load_explicit(&l->posted, memory_order_seq_cst))
+        return false;
+    struct sm_entry *e = &l->ring[at % SM_RING];
+    void *parameter[] = {&e->launch.args};
+    e->result = p->dev->drv->LaunchKernel(p->function[e->launch.kernel], e->launch.blocks, 1, 1,
+                                          e->launch.threads, 1, 1, 0, l->stream, parameter, NULL);
+    atomic_store_explicit(&l->launched, at + 1, memory_order_release);
+    return true;
+}
+
+static bool launch_all(struct sm_part *p)
+{
+    bool any = false;
+    for (unsigned i = 0; i < SM_LANES; i++)
+        while (launch_lane(p, p->lane[i]))
+            any = true;
+    return any;
+}
+
+static void *submit_thread(void *arg)
+{
+    struct sm_part *p = arg;
+    uint64_t last = sm_now_ns();
+    (void)p->dev->drv->CtxSetCurrent(p->dev->ctx);
+    while (!atomic_load_explicit(&p->stop, memory_order_relaxed)) {
+        if (launch_all(p)) {
+            last = sm_now_ns();
+            continue;
+        }
+        if (sm_now_ns() - last < p->spin_ns)
+            continue;
+        pthread_mutex_lock(&p->lock);
+        atomic_store_explicit(&p->asleep, true, memory_order_seq_cst);
+        /* Pairs with sm_part_post(): either we see the entry here, or the agent sees us asleep. */
+        if (!launch_all(p) && !atomic_load_explicit(&p->stop, memory_order_relaxed))
+            pthread_cond_wait(&p->more, &p->lock);
+        atomic_store_explicit(&p->asleep, false, memory_order_seq_cst);
+        pthread_mutex_unlock(&p->lock);
+        last = sm_now_ns();
+    }
+    return NULL;
+}
+
+struct sm_entry *sm_part_entry(struct sm_part *p, unsigned lane)
+{
+    struct sm_lane *l = p->lane[lane];
+    uint64_t at = atomic_load_explicit(&l->posted, memory_order_relaxed);
+    return at - l->over < SM_RING ? &l->ring[at % SM_RING] : NULL;
+}
+
+void sm_part_post(struct sm_part *p, unsigned lane)
+{
+    struct sm_lane *l = p->lane[lane];
+    uint64_t at = atomic_load_explicit(&l->posted, memory_order_relaxed);
+    struct sm_entry *e = &l->ring[at % SM_RING];
+    *hrg_launch_signal(&e->launch) = (struct hrg_signal){
+        .word = l->word_device,
+        .value = at + 1,
+        .blocks = l->count_device,
+        .abort = p->pinned_device + (uint64_t)SM_LANES * WORD_STRIDE,
+    };
+    if (at == l->over) /* nothing was under way: the clock starts now */
+        l->over_ns = e->queued_ns;
+    atomic_store_explicit(&l->posted, at + 1, memory_order_seq_cst);
+    if (!atomic_load_explicit(&p->asleep, memory_order_seq_cst))
+        return;
+    pthread_mutex_lock(&p->lock);
+    if (atomic_load_explicit(&p->asleep, memory_order_relaxed)) {
+        (void)p->dev->drv->CtxSetCurrent(p->dev->ctx);
+        launch_all(p);
+        pthread_cond_signal(&p->more);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+struct sm_entry *sm_part_over(struct sm_lane *l)
+{
+    if (l->over == atomic_load_explicit(&l->launched, memory_order_acquire))
+        return NULL;
+    struct sm_entry *e = &l->ring[l->over % SM_RING];
+    if (e->result == HRG_SUCCESS && atomic_load_explicit(l->word, memory_order_acquire) <= l->over)
+        return NULL;
+    return e;
+}
+
+hrg_result sm_part_ask(struct sm_part *p, struct sm_lane *l)
+{
+    hrg_result r = p->dev->drv->CtxSetCurrent(p->dev->ctx);
+    return r != HRG_SUCCESS ? r : p->dev->drv->StreamQuery(l->stream);
+}
+
+uint64_t sm_part_address(struct sm_part *p, const void *host, hrg_result *error)
+{
+    uintptr_t page = (uintptr_t)host / PAGE;
+    unsigned slot = (unsigned)(page % SM_CACHED_PAGES);
+    *error = HRG_SUCCESS;
+    if (p->cached[slot].page != page) {
+        hrg_ptr device = 0;
+        *error = p->dev->drv->CtxSetCurrent(p->dev->ctx);
+        if (*error == HRG_SUCCESS)
+            *error = p->dev->drv->MemHostGetDevicePointer(&device, (void *)(uintptr_t)host, 0);
+        if (*error != HRG_SUCCESS)
+            return 0;
+        p->cached[slot].page = page;
+        p->cached[slot].delta = device - (uint64_t)(uintptr_t)host;
+    }
+    return (uint64_t)(uintptr_t)host + p->cached[slot].delta;
+}
+
+/* ---- up and down ---------------------------------------------------------------------------------------------- */
+
+static void take_down(struct hrd_gpu_dev *g, void *state)
+{
+    struct sm_part *p = state;
+    const struct hrg_driver *drv = g->drv;
+    if (p->thread_runs) {
+        pthread_mutex_lock(&p->lock);
+        atomic_store(&p->stop, true);
+        pthread_cond_signal(&p->more);
+        pthread_mutex_unlock(&p->lock);
+        pthread_join(p->thread, NULL);
+    }
+    for (unsigned i = 0; i < SM_LANES; i++) {
+        if (p->lane[i] && p->lane[i]->stream)
+            (void)drv->StreamDestroy(p->lane[i]->stream);
+        free(p->lane[i]);
+    }
+    if (p->module)
+        (void)drv->ModuleUnload(p->module);
+    if (p->counters)
+        (void)drv->MemFree(p->counters);
+    if (p->pinned)
+        (void)drv->MemFreeHost((void *)p->pinned);
+    pthread_cond_destroy(&p->more);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+static hrg_result load_kernels(struct sm_part *p, const void *image)
+{
+    const struct hrg_driver *drv = p->dev->drv;
+    hrg_result r = drv->ModuleLoadData(&p->module, image);
+    for (int k = 0; k < HRG_NKERNELS && r == HRG_SUCCESS; k++)
+        r = drv->ModuleGetFunction(&p->function[k], p->module, hrg_kernel_name[k]);
+    return r;
+}
+
+static hrg_result make_memory(struct sm_part *p)
+{
+    const struct hrg_driver *drv = p->dev->drv;
+    void *pinned = NULL;
+    hrg_result r = drv->MemAllocHost(&pinned, PAGE);
+    if (r != HRG_SUCCESS)
+        return r;
+    memset(pinned, 0, PAGE);
+    p->pinned = pinned;
+    r = drv->MemHostGetDevicePointer(&p->pinned_device, pinned, 0);
+    if (r == HRG_SUCCESS)
+        r = drv->MemAlloc(&p->counters, SM_LANES * COUNTER_STRIDE);
+    return r;
+}
+
+static hrg_result make_lane(struct sm_part *p, unsigned i, int priority)
+{
+    const struct hrg_driver *drv = p->dev->drv;
+    struct sm_lane *l = p->lane[i] = calloc(1, sizeof(*l));
+    if (!l)
+        return HRG_ERROR_OUT_OF_MEMORY;
+    l->word = (_Atomic uint64_t *)((char *)p->pinned + (size_t)i * WORD_STRIDE);
+    l->word_device = p->pinned_device + (uint64_t)i * WORD_STRIDE;
+    l->count_device = p->counters + (uint64_t)i * COUNTER_STRIDE;
+    hrg_result r = drv->StreamCreateWithPriority(&l->stream, HRG_STREAM_NON_BLOCKING, priority);
+    if (r == HRG_SUCCESS)
+        r = drv->MemsetD8Async(l->count_device, 0, COUNTER_STRIDE, l->stream);
+    return r != HRG_SUCCESS ? r : drv->StreamSynchronize(l->stream);
+}
+
+static int start_thread(struct sm_part *p)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int err = pthread_create(&p->thread, NULL, submit_thread, p);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    p->thread_runs = err == 0;
+    if (!err) {
+        char name[16];
+        snprintf(name, sizeof(name), "hrd-sm-%d", p->dev->gpu);
+        pthread_setname_np(p->thread, name);
+    }
+    return err;
+}
+
+static int bring_up(struct hrd_gpu_dev *g, void **state, char *why, size_t len)
+{
+    const char *none;
+    const void *image = hrg_kernels_image(&none);
+    char text[160];
+    int sms = 0;
+    if (!image) {
+        snprintf(why, len, "%s", none);
+        return -1;
+    }
+    struct sm_part *p = calloc(1, sizeof(*p));
+    if (!p) {
+        snprintf(why, len, "out of memory");
+        return -1;
+    }
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->more, NULL);
+    p->dev = g;
+    p->spin_ns = sysconf(_SC_NPROCESSORS_ONLN) >= MANY_CORES ? SPIN_NS : SPIN_NS_FEW;
+    const char *doing = "loading the kernels";
+    hrg_result r = load_kernels(p, image);
+    if (r == HRG_SUCCESS) {
+        doing = "asking for its multiprocessors";
+        r = g->drv->DeviceGetAttribute(&sms, HRG_DEV_MULTIPROCESSOR_COUNT, g->dev);
+    }
+    p->max_blocks = BLOCKS_PER_SM * (sms > 0 ? (uint32_t)sms : 1);
+    if (r == HRG_SUCCESS) {
+        doing = "allocating its words";
+        r = make_memory(p);
+    }
+    for (unsigned i = 0; i < SM_LANES && r == HRG_SUCCESS; i++) {
+        doing = "making a stream";
+        r = make_lane(p, i, i == SM_SMALL ? HIGHEST_PRIORITY : 0);
+    }
+    if (r != HRG_SUCCESS)
+        snprintf(why, len, "%s failed: %s", doing, hrg_error_text(g->drv, r, text, sizeof(text)));
+    else if (start_thread(p) != 0)
+        snprintf(why, len, "its submit thread could not be started; raise the process limit");
+    else {
+        *state = p;
+        return 0;
+    }
+    take_down(g, p);
+    return -1;
+}
+
+const struct hrd_gpu_part hrd_engine_sm_part = {
+    .kind = HRD_GPU_SM,
+    .needed = false,
+    .up = bring_up,
+    .down = take_down,
+};
