@@ -46,7 +46,8 @@ enum hrd_event_type {
     HRD_EV_COMM_GONE,   /* comm: all local ranks left and nothing of it is in flight */
     HRD_EV_LINK_LOST,   /* peer, text: the link broke or broke the protocol; already closed */
     HRD_EV_LINK_GONE,   /* peer: answer to link_down; closed */
-    HRD_EV_SNAPSHOT,    /* snapshot: answer to hrd_agent_query(); free with hrd_snapshot_free() */
+    HRD_EV_LINK_INTERRUPTED, /* peer, text, conn: the path failed; conn is lent until link_resume or link_down */
+    HRD_EV_SNAPSHOT,         /* snapshot: answer to hrd_agent_query(); free with hrd_snapshot_free() */
 };
 
 struct hrd_event {
@@ -57,6 +58,7 @@ struct hrd_event {
     uint32_t status;
     uint64_t token;
     struct hrd_snapshot *snapshot;
+    struct hrd_conn *conn;
     char text[HRP_COMM_TEXT];
     struct hrd_event *next;
 };
@@ -108,6 +110,12 @@ void hrd_agent_link_up(struct hrd_agent *a, uint32_t peer, const char *name, con
 /* Closes the link, fails its comms with HRP_PEER_LOST and `why` (a sentence that names the peer); then
  * LINK_GONE. */
 void hrd_agent_link_down(struct hrd_agent *a, uint32_t peer, const char *why);
+
+/* The path of this link failed, the peer says: answered by LINK_INTERRUPTED, unless that is on its way or the transport
+   knows no such thing. */
+void hrd_agent_link_interrupt(struct hrd_agent *a, uint32_t peer, const char *why);
+/* The conn of LINK_INTERRUPTED has a new path; it is the agent's again. */
+void hrd_agent_link_resume(struct hrd_agent *a, uint32_t peer);
 
 /* ---- comms -----------------------------------------------------------------------------------------------
  */
@@ -181,6 +189,8 @@ struct hrd_snapshot_link {
     char name[80];
     char detail[160]; /* local and remote address, in words of the transport */
     uint64_t tx_bytes, rx_bytes, tx_frames, rx_frames;
+    uint32_t interruptions, port_downs, device_events;
+    bool interrupted; /* now */
 };
 
 struct hrd_snapshot {

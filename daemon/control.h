@@ -114,7 +114,8 @@ void hrd_status_event(struct hrd_daemon *d, struct hrd_event *ev); /* SNAPSHOT *
 struct json_t *hrd_sessions_json(struct hrd_daemon *d);
 struct json_t *hrd_members_json(struct hrd_daemon *d);
 struct json_t *hrd_peers_json(struct hrd_daemon *d);
-/* "nic": what data to other nodes takes, "" when unknown. Connections to the peer port since the start: {"accepted", "garbage", "refused", "silent", "lost" (peers)}. */
+/* "nic": what data to other nodes takes, "" when unknown. Connections to the peer port since the start: {"accepted",
+   "garbage", "refused", "silent", "lost" (peers), "links_interrupted", "links_mended"}. */
 struct json_t *hrd_peer_port_json(struct hrd_daemon *d);
 
 #endif

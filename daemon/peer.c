@@ -110,8 +110,14 @@ static void lose(struct hrd_daemon *d, struct hrd_peer *p, const char *why, cons
 
 void hrd_peer_lose(struct hrd_daemon *d, struct hrd_peer *p, const char *why)
 {
-    char text[800];
-    snprintf(text, sizeof(text), "node %s (%s) %s", p->name, p->where, why);
+    char text[1200];
+    const struct plink *l = p->links;
+    while (l && !l->down_since)
+        l = l->next;
+    int n = snprintf(text, sizeof(text), "node %s (%s) %s", p->name, p->where, why);
+    if (l && !strstr(why, l->down_why) && n > 0 && (size_t)n < sizeof(text))
+        snprintf(text + n, sizeof(text) - (size_t)n, "; its data link was interrupted before: %s",
+                 l->down_why);
     lose(d, p, why, text);
 }
 
@@ -335,6 +341,7 @@ bool hrd_peer_received(struct hrd_daemon *d, struct conn *c, const struct hrp_pe
     case HRP_PEER_VERBS_OFFER:
     case HRP_PEER_VERBS_ANSWER:
     case HRP_PEER_VERBS_READY:
+    case HRP_PEER_VERBS_DOWN:
         if (p->doomed[0] || hrd_verbs_msg(d, p, msg))
             return true;
         break;
@@ -419,6 +426,8 @@ static void on_tick(uv_timer_t *timer)
 void hrd_peer_event(struct hrd_daemon *d, const struct hrd_event *ev)
 {
     struct plink *l = d->peers ? hrd_link_by_id(d->peers, ev->id) : NULL;
+    if (ev->type == HRD_EV_LINK_INTERRUPTED && l)
+        hrd_mend_begin(d, l, ev->conn, ev->text);
     if (ev->type != HRD_EV_LINK_LOST || !l)
         return;
     l->up = false; /* closed already */

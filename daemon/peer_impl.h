@@ -2,7 +2,7 @@
 /*
  * Inside of the peer connections: peer.c records and liveness, peer_conn.c sockets and buffers, peer_shake.c
  * the three opening messages, peer_dial.c outgoing control connections, peer_link.c data links over sockets,
- * peer_verbs.c those over verbs.
+ * peer_verbs.c those over verbs, peer_mend.c verbs links whose path failed.
  *
  * Ownership: struct hrd_peers owns all lists. A connection is freed by the loop after its uv handle closed;
  * conn_close() takes it off all lists at once, so no pointer to a closing one remains.
@@ -77,9 +77,10 @@ struct link_try {
     char why[512];
 };
 
-/* An attempt at a verbs link. */
+/* An attempt at a verbs link, or at a new path for one. */
 struct verbs_try {
     uint64_t nonce;
+    bool mend; /* conn is lent */
     bool dialer;
     bool fresh; /* dialer: starts at the next turn of the loop */
     bool peer_must;
@@ -103,7 +104,16 @@ struct plink {
     uint8_t sl, tc; /* the class */
     struct verbs_try *verbs;
     bool settled;            /* tried: those who want it get tcp */
-    char why[HRP_PEER_TEXT]; /* why it is not there */
+    char why[HRP_PEER_TEXT]; /* why it is not there; with down_since: why its path is not */
+    /* verbs, up: */
+    uint64_t nonce;                /* of the attempt that made it */
+    uint64_t down_since, retry_at; /* uv_now() ms; 0: its path is there */
+    char down_why[512];
+    struct hrd_verbs_conn *lent; /* the agent let go of it, until the path is new or the link ends */
+    bool asked;                  /* the agent was asked to let go */
+    bool offered;                /* what the peer has, which came before that */
+    struct hrp_peer_verbs offer;
+    unsigned mended;
 };
 
 struct hrd_peer {
@@ -121,8 +131,8 @@ struct hrd_peer {
     unsigned nconns;
     struct conn *tx; /* the first that was up: all messages leave on one, so they stay in order */
     struct plink *links;
-    unsigned minor;   /* of its protocol version */
-    char doomed[512]; /* "": alive; otherwise it is lost at the next turn of the loop, for this reason */
+    unsigned minor;    /* of its protocol version */
+    char doomed[1024]; /* "": alive; otherwise it is lost at the next turn of the loop, for this reason */
     bool bye;
     char bye_text[256];
     uint64_t last_rx, last_ping, since; /* uv_now() ms */
@@ -168,6 +178,7 @@ struct hrd_peers {
     uint64_t last_tick;
     bool device_denied;
     uint64_t garbage, refused, evicted, lost, accepted; /* counters for status */
+    uint64_t interrupted, mended;                       /* links; likewise */
     char verbs_said[HRP_PEER_TEXT];                     /* last logged about the own device */
     char verbs_device[64];                              /* that was chosen last; "": none */
     struct hrd_log_limit garbage_log, accept_log;
@@ -247,8 +258,32 @@ void hrd_link_tick(struct hrd_daemon *d, struct hrd_peer *p);
 void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l);
 /* The loop's turn; true: again soon, an attempt is under way. */
 bool hrd_verbs_step(struct hrd_daemon *d);
+/* For peer_mend.c. */
+struct verbs_try *hrd_verbs_try_new(struct hrd_daemon *d, struct plink *l, uint64_t nonce);
+uint64_t hrd_verbs_nonce(void);
+struct hrd_verbs_end hrd_verbs_end_of(const struct hrp_peer_verbs *v);
+/* same: the device and port that the link has, NULL: whichever is best. False with the reason. */
+bool hrd_verbs_device(struct hrd_daemon *d, const struct hrd_verbs_device *same, struct hrd_verbs_device *dev,
+                      char *why, size_t len);
+void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type);
+void hrd_verbs_send_ready(struct hrd_daemon *d, struct plink *l, uint16_t type, uint64_t nonce,
+                          uint32_t status, const char *text);
 /* VERBS_*. False: it makes no sense. */
 bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg);
 void hrd_verbs_drop(struct plink *l);
+
+/* peer_mend.c */
+#define HRD_MEND_ATTEMPT_MS 1000u
+/* The agent let go of a link whose path failed. */
+void hrd_mend_begin(struct hrd_daemon *d, struct plink *l, struct hrd_conn *conn, const char *why);
+/* The peer's word about the path of an existing link; false: it makes no sense. */
+bool hrd_mend_down(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg);
+bool hrd_mend_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg);
+bool hrd_mend_answer(struct hrd_daemon *d, struct plink *l, const struct hrp_peer_msg *msg);
+/* An attempt ended: both ends are ready, or not (why, a sentence; err -EBADMSG: it never will). */
+void hrd_mend_done(struct hrd_daemon *d, struct plink *l);
+void hrd_mend_failed(struct hrd_daemon *d, struct plink *l, int err, const char *why);
+void hrd_mend_step(struct hrd_daemon *d, struct plink *l);
+void hrd_mend_tick(struct hrd_daemon *d, struct plink *l);
 
 #endif

@@ -316,6 +316,7 @@ void hrd_link_is_up(struct hrd_daemon *d, struct plink *l, const struct hrd_tran
     char name[HRP_PEER_NAME + sizeof(p->where) + 4];
     snprintf(name, sizeof(name), "%s (%s)", p->name, p->where);
     l->up = true;
+    l->down_since = 0;
     l->why[0] = '\0';
     hrd_agent_link_up(d->agent, l->id, name, tp, conn);
     hrd_info("link with node %s: %u %s stream%s", name, n, tp->name, n == 1 ? "" : "s");
@@ -359,7 +360,9 @@ void hrd_link_stream_failed(struct conn *c, const char *why)
 
 void hrd_link_tick(struct hrd_daemon *d, struct hrd_peer *p)
 {
-    for (struct plink *l = p->links; l; l = l->next)
+    for (struct plink *l = p->links; l; l = l->next) {
         if (l->attempt && l->attempt->incoming && uv_now(d->loop) > l->attempt->deadline)
             drop_try(d, l);
+        hrd_mend_tick(d, l);
+    }
 }

@@ -26,7 +26,7 @@ void hrd_verbs_drop(struct plink *l)
 {
     struct verbs_try *t = l->verbs;
     l->verbs = NULL;
-    if (t && t->conn)
+    if (t && t->conn && !t->mend)
         hrd_verbs_conn_free(t->conn);
     free(t);
 }
@@ -69,11 +69,12 @@ static void say_once(struct hrd_daemon *d, const char *text)
     hrd_notice("verbs: %s", text);
 }
 
-static bool choose_device(struct hrd_daemon *d, struct hrd_verbs_device *dev, char *why, size_t len)
+bool hrd_verbs_device(struct hrd_daemon *d, const struct hrd_verbs_device *same, struct hrd_verbs_device *dev,
+                      char *why, size_t len)
 {
     const struct hrd_config *c = &d->cfg;
     const struct hrd_net *net = &d->peers->net;
-    struct hrd_verbs_want want = {.port = c->verbs_port,
+    struct hrd_verbs_want want = {.port = same ? same->port : c->verbs_port,
                                   .gid_index = c->verbs_gid_index,
                                   .pkey = c->verbs_pkey,
                                   .sl = c->verbs_service_level,
@@ -85,8 +86,9 @@ static bool choose_device(struct hrd_daemon *d, struct hrd_verbs_device *dev, ch
                                   .addr = net->own,
                                   .naddrs = net->local_only ? 0 : net->nown};
     char text[HRD_VERBS_NOTES + 200];
-    snprintf(want.device, sizeof(want.device), "%s", c->verbs_device);
-    d->peers->verbs_device[0] = 0;
+    snprintf(want.device, sizeof(want.device), "%s", same ? same->name : c->verbs_device);
+    if (!same)
+        d->peers->verbs_device[0] = 0;
     if (c->transport == 1) {
         snprintf(why, len, "transport = tcp in hreduced.conf of node %s", d->node_name);
         return false;
@@ -94,9 +96,12 @@ static bool choose_device(struct hrd_daemon *d, struct hrd_verbs_device *dev, ch
     if (!d->verbs)
         d->verbs = hrd_verbs_load(why, len);
     if (!d->verbs || hrd_verbs_choose(d->verbs, &want, dev, why, len) != 0) {
-        say_once(d, why);
+        if (!same)
+            say_once(d, why);
         return false;
     }
+    if (same)
+        return true;
     snprintf(text, sizeof(text), "%s%s%s", dev->text, dev->note[0] ? "; " : "", dev->note);
     say_once(d, text);
     snprintf(d->peers->verbs_device, sizeof(d->peers->verbs_device), "%s", dev->name);
@@ -109,14 +114,14 @@ static void make_end(struct hrd_daemon *d, struct verbs_try *t, unsigned queues)
     struct hrd_verbs_device dev;
     void *arena;
     uint64_t bytes;
-    if (!choose_device(d, &dev, t->why, sizeof(t->why)))
+    if (!hrd_verbs_device(d, NULL, &dev, t->why, sizeof(t->why)))
         return;
     hrd_agent_arena(d->agent, &arena, &bytes);
     t->conn = hrd_verbs_conn_new(&dev, queues, arena, bytes, t->nonce, d->cfg.peer_timeout_ms, t->why,
                                  sizeof(t->why));
 }
 
-static struct verbs_try *try_new(struct hrd_daemon *d, struct plink *l, uint64_t nonce)
+struct verbs_try *hrd_verbs_try_new(struct hrd_daemon *d, struct plink *l, uint64_t nonce)
 {
     struct verbs_try *t = calloc(1, sizeof(*t));
     if (!t)
@@ -129,7 +134,7 @@ static struct verbs_try *try_new(struct hrd_daemon *d, struct plink *l, uint64_t
 
 /* ---- messages --------------------------------------------------------------------------------------------------- */
 
-static void send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
+void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
 {
     struct verbs_try *t = l->verbs;
     struct hrp_peer_msg msg = {.type = type};
@@ -138,6 +143,11 @@ static void send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
     v->must = must(d);
     v->service_level = l->sl;
     v->traffic_class = l->tc;
+    v->link = t->mend ? l->nonce : 0;
+    if (t->mend) {
+        msg.text = l->down_why;
+        msg.text_len = strlen(l->down_why);
+    }
     if (t->conn) {
         const struct hrd_verbs_end *e = &t->conn->local;
         v->ethernet = e->ethernet;
@@ -152,6 +162,7 @@ static void send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
         for (unsigned i = 0; i < e->queues; i++) {
             v->qpn[i] = e->qpn[i];
             v->psn[i] = e->psn[i];
+            v->got[i] = t->mend ? e->got[i] : 0;
         }
     } else {
         v->status = HRP_UNSUPPORTED;
@@ -163,7 +174,7 @@ static void send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
 
 _Static_assert(HRP_PEER_QUEUES_MAX == HRD_VERBS_QUEUES_MAX, "the message has room for all queue pairs");
 
-static struct hrd_verbs_end end_of(const struct hrp_peer_verbs *v)
+struct hrd_verbs_end hrd_verbs_end_of(const struct hrp_peer_verbs *v)
 {
     struct hrd_verbs_end e = {.ethernet = v->ethernet,
                               .global = v->global,
@@ -176,27 +187,42 @@ static struct hrd_verbs_end end_of(const struct hrp_peer_verbs *v)
     memcpy(e.gid.raw, v->gid, sizeof(v->gid));
     memcpy(e.qpn, v->qpn, sizeof(e.qpn));
     memcpy(e.psn, v->psn, sizeof(e.psn));
+    memcpy(e.got, v->got, sizeof(e.got));
     return e;
+}
+
+void hrd_verbs_send_ready(struct hrd_daemon *d, struct plink *l, uint16_t type, uint64_t nonce,
+                          uint32_t status, const char *text)
+{
+    struct hrp_peer_msg msg = {.type = type, .text = text, .text_len = strlen(text)};
+    msg.body.ready.nonce = nonce;
+    msg.body.ready.status = status;
+    hrd_peer_send(d, l->peer->no, &msg);
 }
 
 static void send_ready(struct hrd_daemon *d, struct plink *l, uint32_t status, const char *text)
 {
-    struct hrp_peer_msg msg = {.type = HRP_PEER_VERBS_READY, .text = text, .text_len = strlen(text)};
-    msg.body.ready.nonce = l->verbs->nonce;
-    msg.body.ready.status = status;
-    hrd_peer_send(d, l->peer->no, &msg);
+    hrd_verbs_send_ready(d, l, HRP_PEER_VERBS_READY, l->verbs->nonce, status, text);
 }
 
 /* This end gives up, and says so. */
 static void give_up(struct hrd_daemon *d, struct plink *l, const char *why)
 {
     send_ready(d, l, HRP_UNSUPPORTED, why);
-    settle(d, l, "node %s: %s", d->node_name, why);
+    if (l->verbs->mend)
+        hrd_mend_failed(d, l, 0, why);
+    else
+        settle(d, l, "node %s: %s", d->node_name, why);
 }
 
 static void complete(struct hrd_daemon *d, struct plink *l)
 {
     struct hrd_verbs_conn *conn = l->verbs->conn;
+    if (l->verbs->mend) {
+        hrd_mend_done(d, l);
+        return;
+    }
+    l->nonce = l->verbs->nonce;
     l->verbs->conn = NULL;
     hrd_verbs_drop(l);
     hrd_link_is_up(d, l, &hrd_transport_verbs, &conn->base, conn->n);
@@ -214,14 +240,18 @@ static struct plink *by_nonce(const struct hrd_peer *p, uint64_t nonce)
 static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
     const struct hrp_peer_verbs *v = &msg->body.verbs;
+    if (hrd_peer_dials(d, p->instance))
+        return false;
+    if (v->link)
+        return hrd_mend_offer(d, p, msg);
     struct plink *l = hrd_link_class(d, p, v->service_level, v->traffic_class);
-    if (hrd_peer_dials(d, p->instance) || l->up)
+    if (l->up)
         return false;
     hrd_verbs_drop(l);
-    struct verbs_try *t = try_new(d, l, v->nonce);
+    struct verbs_try *t = hrd_verbs_try_new(d, l, v->nonce);
     t->peer_must = v->must;
     if (v->status == HRP_OK) {
-        struct hrd_verbs_end end = end_of(v);
+        struct hrd_verbs_end end = hrd_verbs_end_of(v);
         char why[sizeof(t->why)];
         make_end(d, t, v->queues);
         if (t->conn) {
@@ -235,7 +265,7 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
     } else {
         snprintf(t->why, sizeof(t->why), "%.*s", (int)msg->text_len, msg->text ? msg->text : "");
     }
-    send_end(d, l, HRP_PEER_VERBS_ANSWER);
+    hrd_verbs_send_end(d, l, HRP_PEER_VERBS_ANSWER);
     t->probing = t->conn != NULL;
     if (!t->conn)
         settle(d, l, "node %s: %s", v->status == HRP_OK ? d->node_name : p->name, t->why);
@@ -250,8 +280,10 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
     struct verbs_try *t = l ? l->verbs : NULL;
     if (!t || !t->dialer)
         return true; /* of an attempt that this end has given up */
-    if (t->fresh || t->probing || t->own_ready)
+    if (t->fresh || t->probing || t->own_ready || (t->mend ? l->nonce : 0) != v->link)
         return false;
+    if (t->mend)
+        return hrd_mend_answer(d, l, msg);
     t->peer_must = v->must;
     if (!t->conn) {
         settle(d, l, "node %s: %s", d->node_name, t->why);
@@ -263,7 +295,7 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
     }
     if (v->queues > t->conn->n)
         return false;
-    struct hrd_verbs_end end = end_of(v);
+    struct hrd_verbs_end end = hrd_verbs_end_of(v);
     char why[sizeof(t->why)];
     hrd_verbs_conn_trim(t->conn, v->queues);
     if (hrd_verbs_conn_connect(t->conn, &end, true, why, sizeof(why))) {
@@ -282,6 +314,12 @@ static bool got_ready(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
     struct verbs_try *t = l ? l->verbs : NULL;
     if (!t)
         return true;
+    if (r->status != HRP_OK && t->mend) {
+        char why[sizeof(t->why)];
+        snprintf(why, sizeof(why), "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
+        hrd_mend_failed(d, l, 0, why);
+        return true;
+    }
     if (r->status != HRP_OK) {
         settle(d, l, "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
         return true;
@@ -301,6 +339,8 @@ bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
         return got_offer(d, p, msg);
     case HRP_PEER_VERBS_ANSWER:
         return got_answer(d, p, msg);
+    case HRP_PEER_VERBS_DOWN:
+        return hrd_mend_down(d, p, msg);
     default:
         return got_ready(d, p, msg);
     }
@@ -308,14 +348,19 @@ bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
 
 /* ---- steps ------------------------------------------------------------------------------------------------------ */
 
-void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l)
+uint64_t hrd_verbs_nonce(void)
 {
     uint64_t nonce;
-    if (l->verbs)
-        return;
     if (getrandom(&nonce, sizeof(nonce), 0) != (ssize_t)sizeof(nonce))
         abort();
-    struct verbs_try *t = try_new(d, l, nonce | 1);
+    return nonce | 1;
+}
+
+void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l)
+{
+    if (l->verbs)
+        return;
+    struct verbs_try *t = hrd_verbs_try_new(d, l, hrd_verbs_nonce());
     t->dialer = t->fresh = true;
     hrd_peer_soon(d);
 }
@@ -324,7 +369,7 @@ static void start(struct hrd_daemon *d, struct plink *l)
 {
     l->verbs->fresh = false;
     make_end(d, l->verbs, HRD_VERBS_QUEUES_MAX);
-    send_end(d, l, HRP_PEER_VERBS_OFFER);
+    hrd_verbs_send_end(d, l, HRP_PEER_VERBS_OFFER);
 }
 
 static void probe(struct hrd_daemon *d, struct plink *l)
@@ -350,13 +395,16 @@ static void probe(struct hrd_daemon *d, struct plink *l)
 static void check_deadline(struct hrd_daemon *d, struct plink *l)
 {
     const struct verbs_try *t = l->verbs;
+    char why[256];
     if (!t || t->own_ready || uv_now(d->loop) < t->deadline)
         return;
-    give_up(d, l,
-            t->probing ? "the test messages did not get through within 5 s: is UDP port 4791 filtered, is "
-                         "the MTU larger "
-                         "than a switch passes, are the two ports on one network?"
-                       : "no answer to the offer of verbs within 5 s");
+    snprintf(why, sizeof(why),
+             t->probing ? "the test messages did not get through within %u s: is UDP port 4791 "
+                          "filtered, is the MTU larger than a switch passes, are the two ports on "
+                          "one network?"
+                        : "no answer to the offer of verbs within %u s",
+             (t->mend ? HRD_MEND_ATTEMPT_MS : VERBS_TIMEOUT_MS) / 1000);
+    give_up(d, l, why);
 }
 
 bool hrd_verbs_step(struct hrd_daemon *d)
@@ -365,6 +413,7 @@ bool hrd_verbs_step(struct hrd_daemon *d)
     /* What is called here may end a comm or begin another link, but it never ends a peer, and links last as long. */
     for (struct hrd_peer *p = d->peers->peers; p; p = p->next)
         for (struct plink *l = p->links; l; l = l->next) {
+            hrd_mend_step(d, l);
             if (l->verbs && l->verbs->fresh)
                 start(d, l);
             if (l->verbs && l->verbs->probing)

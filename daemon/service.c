@@ -132,6 +132,7 @@ static void dispatch(struct service *s, struct hrd_event *ev)
         break;
     case HRD_EV_LINK_LOST:
     case HRD_EV_LINK_GONE:
+    case HRD_EV_LINK_INTERRUPTED:
         hrd_peer_event(d, ev);
         break;
     case HRD_EV_SNAPSHOT:

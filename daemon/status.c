@@ -223,6 +223,9 @@ static void add_link_figures(json_t *o, const struct hrd_snapshot_link *l)
     set_int(o, "rx_bytes", l->rx_bytes);
     set_int(o, "tx_frames", l->tx_frames);
     set_int(o, "rx_frames", l->rx_frames);
+    set_int(o, "interruptions", l->interruptions);
+    set_int(o, "port_downs", l->port_downs);
+    set_int(o, "device_events", l->device_events);
 }
 
 /* A peer's figures are those of its links together; what cannot be added up is that of the first. */

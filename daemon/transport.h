@@ -45,6 +45,10 @@ struct hrd_link_handler {
                    const char **why);
     /* The link is broken; called once, from flush or the poller. The handler closes it later. */
     void (*lost)(struct hrd_link *link, const char *why);
+    /* The link's path failed, but nothing is lost: conn, which stays the link's, is lent to its set-up, which makes the path
+       anew and says so with hrd_agent_link_resume(). Until then frames queue up, and nothing arrives. From the poller or
+       interrupt. */
+    void (*interrupted)(struct hrd_link *link, struct hrd_conn *conn, const char *why);
 };
 
 /* The part of a link that is the same for every transport; a transport's link begins with it. */
@@ -54,6 +58,7 @@ struct hrd_link {
     void *owner; /* the agent's record of the peer */
     unsigned nstreams;
     uint64_t tx_bytes, rx_bytes, tx_frames, rx_frames;
+    uint32_t interruptions, port_downs, device_events;
     char detail[160];
 };
 
@@ -79,6 +84,10 @@ struct hrd_transport {
     unsigned (*poll)(struct hrd_link *link);
     /* The agent is about to sleep: from now on what arrives wakes its poller. 1: something has arrived already. */
     int (*arm)(struct hrd_link *link);
+    /* The peer says that its end of the path failed: interrupts this one, unless it is already. */
+    void (*interrupt)(struct hrd_link *link, const char *why);
+    /* The path is new. */
+    void (*resume)(struct hrd_link *link);
     /* HRD_TP_RDMA: the peer may from now on write into [base, base + len), the slots from `off` on, which no other peer
        reaches. Not 0: it cannot be. The other takes such a range away. */
     int (*expose)(struct hrd_link *link, uint64_t off, void *base, uint64_t len);

@@ -45,6 +45,11 @@ void hrd_agent_emit(struct hrd_agent *a, enum hrd_event_type type, uint64_t sid,
     ev->status = status;
     if (text)
         snprintf(ev->text, sizeof(ev->text), "%s", text);
+    hrd_agent_emit_event(a, ev);
+}
+
+void hrd_agent_emit_event(struct hrd_agent *a, struct hrd_event *ev)
+{
     pthread_mutex_lock(&a->event_lock);
     if (a->event_last)
         a->event_last->next = ev;

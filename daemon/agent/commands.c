@@ -16,6 +16,8 @@ enum command_type {
     CMD_WINDOW_ADD,
     CMD_LINK_UP,
     CMD_LINK_DOWN,
+    CMD_LINK_INTERRUPT,
+    CMD_LINK_RESUME,
     CMD_COMM_ADD,
     CMD_COMM_FAIL,
     CMD_COMM_LEAVE,
@@ -125,6 +127,16 @@ void hrd_agent_link_up(struct hrd_agent *a, uint32_t peer, const char *name, con
 void hrd_agent_link_down(struct hrd_agent *a, uint32_t peer, const char *why)
 {
     post(a, &(struct command){.type = CMD_LINK_DOWN, .id = peer, .text = copy_text(why)});
+}
+
+void hrd_agent_link_interrupt(struct hrd_agent *a, uint32_t peer, const char *why)
+{
+    post(a, &(struct command){.type = CMD_LINK_INTERRUPT, .id = peer, .text = copy_text(why)});
+}
+
+void hrd_agent_link_resume(struct hrd_agent *a, uint32_t peer)
+{
+    post(a, &(struct command){.type = CMD_LINK_RESUME, .id = peer});
 }
 
 void hrd_agent_comm_add(struct hrd_agent *a, const struct hrd_comm_spec *spec)
@@ -325,16 +337,38 @@ static void link_up(struct hrd_agent *a, const struct command *cmd)
     a->links_to_close = true;
 }
 
-static void link_down(struct hrd_agent *a, const struct command *cmd)
+static struct alink *find_link(struct hrd_agent *a, uint32_t peer)
 {
     struct alink *l = a->links;
-    while (l && l->peer != cmd->id)
+    while (l && l->peer != peer)
         l = l->next;
+    return l;
+}
+
+static void link_interrupt(struct hrd_agent *a, const struct command *cmd)
+{
+    struct alink *l = find_link(a, cmd->id);
+    if (l && l->link && !l->lost && l->link->tp->interrupt)
+        l->link->tp->interrupt(l->link, cmd->text);
+}
+
+static void link_resume(struct hrd_agent *a, const struct command *cmd)
+{
+    struct alink *l = find_link(a, cmd->id);
+    if (!l || !l->link || l->lost || !l->interrupted)
+        return;
+    l->interrupted = false;
+    l->link->tp->resume(l->link);
+}
+
+static void link_down(struct hrd_agent *a, const struct command *cmd)
+{
+    struct alink *l = find_link(a, cmd->id);
     if (!l) { /* it was lost at the same time and LINK_LOST is on its way; the answer is still owed */
         hrd_agent_emit(a, HRD_EV_LINK_GONE, 0, 0, cmd->id, HRP_PEER_LOST, cmd->text);
         return;
     }
-    if (!l->lost)
+    if (!l->lost && !l->dropped)
         snprintf(l->why, sizeof(l->why), "%s", cmd->text);
     l->dropped = true;
     a->links_to_close = true;
@@ -416,21 +450,16 @@ static void query(struct hrd_agent *a, uint64_t token)
         o->rx_bytes = l->link->rx_bytes;
         o->tx_frames = l->link->tx_frames;
         o->rx_frames = l->link->rx_frames;
+        o->interruptions = l->link->interruptions;
+        o->port_downs = l->link->port_downs;
+        o->device_events = l->link->device_events;
+        o->interrupted = l->interrupted;
     }
     struct hrd_event *ev = xalloc(1, sizeof(*ev));
     ev->type = HRD_EV_SNAPSHOT;
     ev->token = token;
     ev->snapshot = s;
-    pthread_mutex_lock(&a->event_lock);
-    if (a->event_last)
-        a->event_last->next = ev;
-    else
-        a->event_first = ev;
-    a->event_last = ev;
-    pthread_mutex_unlock(&a->event_lock);
-    uint64_t one = 1;
-    while (write(a->event_fd, &one, sizeof(one)) < 0 && errno == EINTR)
-        ;
+    hrd_agent_emit_event(a, ev);
 }
 
 void hrd_snapshot_free(struct hrd_snapshot *s)
@@ -478,6 +507,12 @@ static void run(struct hrd_agent *a, struct command *cmd)
         break;
     case CMD_LINK_DOWN:
         link_down(a, cmd);
+        break;
+    case CMD_LINK_INTERRUPT:
+        link_interrupt(a, cmd);
+        break;
+    case CMD_LINK_RESUME:
+        link_resume(a, cmd);
         break;
     case CMD_COMM_ADD:
         hrd_comm_add(a, cmd->spec);

@@ -216,8 +216,22 @@ static void link_lost(struct hrd_link *link, const char *why)
     l->a->links_to_close = true;
 }
 
+static void link_interrupted(struct hrd_link *link, struct hrd_conn *conn, const char *why)
+{
+    struct alink *l = link->owner;
+    struct hrd_event *ev = xalloc(1, sizeof(*ev));
+    l->interrupted = true;
+    ev->type = HRD_EV_LINK_INTERRUPTED;
+    ev->id = l->peer;
+    ev->status = HRP_PEER_LOST;
+    ev->conn = conn;
+    snprintf(ev->text, sizeof(ev->text), "%s over %s: %s", link->tp->name, link->detail, why);
+    hrd_agent_emit_event(l->a, ev);
+}
+
 const struct hrd_link_handler hrd_frames_handler = {
     .place = frame_place,
     .arrived = frame_arrived,
     .lost = link_lost,
+    .interrupted = link_interrupted,
 };

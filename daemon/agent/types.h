@@ -77,6 +77,7 @@ struct alink {
     bool dirty;   /* queued frames to flush at the end of this turn */
     bool lost;    /* broken: to be closed outside of its own callbacks */
     bool dropped; /* link_down: answer LINK_GONE */
+    bool interrupted;
     char why[SENTENCE];
     char text[HRP_FRAME_TEXT + 1]; /* payload of the failure frame that is arriving */
     struct alink *next;
@@ -330,6 +331,7 @@ static inline void *xalloc(size_t n, size_t size)
 /* agent.c */
 void hrd_agent_emit(struct hrd_agent *a, enum hrd_event_type type, uint64_t sid, uint64_t comm, uint32_t id,
                     uint32_t status, const char *text);
+void hrd_agent_emit_event(struct hrd_agent *a, struct hrd_event *ev); /* takes it */
 struct acomm *hrd_agent_comm(struct hrd_agent *a, uint64_t id);
 struct asession *hrd_agent_session(struct hrd_agent *a, uint64_t sid);
 

@@ -10,7 +10,6 @@
 #include <sys/random.h>
 
 #define INLINE_WANTED 256u
-#define POSTED (HRD_VMSG_DEPTH + HRD_VMSG_SPARE)
 
 static void discard(struct hrd_conn *base)
 {
@@ -53,7 +52,7 @@ static int failed(const struct hrd_verbs_conn *c, const char *what, int err, cha
 static int make_memory(struct hrd_verbs_conn *c, char *why, size_t len)
 {
     const struct hrd_verbs *v = c->dev.v;
-    size_t queue = (size_t)(POSTED + HRD_VMSG_DEPTH) * HRD_VMSG_BYTES;
+    size_t queue = (size_t)(HRD_VMSG_POSTED + HRD_VMSG_DEPTH + 1) * HRD_VMSG_BYTES;
     c->buffers_len = c->n * queue;
     c->buffers = mmap(NULL, c->buffers_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (c->buffers == MAP_FAILED) {
@@ -63,7 +62,7 @@ static int make_memory(struct hrd_verbs_conn *c, char *why, size_t len)
     }
     for (unsigned i = 0; i < c->n; i++) {
         c->q[i].rx = c->buffers + i * queue;
-        c->q[i].tx = c->q[i].rx + (size_t)POSTED * HRD_VMSG_BYTES;
+        c->q[i].tx = c->q[i].rx + (size_t)HRD_VMSG_POSTED * HRD_VMSG_BYTES;
     }
     struct hrd_mr_source buffers = {.addr = c->buffers, .len = c->buffers_len};
     struct hrd_mr_source arena = {.addr = c->arena, .len = c->arena_len};
@@ -79,7 +78,7 @@ static int make_queue(struct hrd_verbs_conn *c, struct hrd_verbs_queue *q, char 
                                     .recv_cq = c->cq,
                                     .qp_type = IBV_QPT_RC,
                                     .cap = {.max_send_wr = HRD_VSEND_WRS,
-                                            .max_recv_wr = POSTED,
+                                            .max_recv_wr = HRD_VMSG_POSTED,
                                             .max_send_sge = 1,
                                             .max_recv_sge = 1,
                                             .max_inline_data = INLINE_WANTED}};
@@ -124,11 +123,24 @@ int hrd_verbs_post_recv(struct hrd_verbs_conn *c, unsigned queue, const uint32_t
     return 0;
 }
 
+static int make_queues(struct hrd_verbs_conn *c, char *why, size_t len)
+{
+    uint32_t slots[HRD_VMSG_POSTED];
+    int err = 0;
+    for (uint32_t i = 0; i < HRD_VMSG_POSTED; i++)
+        slots[i] = i;
+    for (unsigned i = 0; i < c->n && !err; i++) {
+        err = make_queue(c, &c->q[i], why, len);
+        int r = err ? 0 : hrd_verbs_post_recv(c, i, slots, HRD_VMSG_POSTED);
+        if (r)
+            err = failed(c, "a receive buffer", r, why, len);
+    }
+    return err;
+}
+
 static int make_objects(struct hrd_verbs_conn *c, char *why, size_t len)
 {
     const struct hrd_verbs *v = c->dev.v;
-    uint32_t slots[POSTED];
-    int err;
     c->ctx = hrd_verbs_open(v, c->dev.name, why, len);
     if (!c->ctx)
         return -ENODEV;
@@ -137,19 +149,33 @@ static int make_objects(struct hrd_verbs_conn *c, char *why, size_t len)
     if (!(c->channel = v->create_comp_channel(c->ctx)))
         return failed(c, "a completion channel", errno ? errno : EIO, why, len);
     /* Room for every work request: when a queue pair fails all of them complete at once. */
-    c->cq = v->create_cq(c->ctx, (int)(c->n * (POSTED + HRD_VSEND_WRS)), c->channel);
+    c->cq = v->create_cq(c->ctx, (int)(c->n * (HRD_VMSG_POSTED + HRD_VSEND_WRS)), c->channel);
     if (!c->cq)
         return failed(c, "a completion queue", errno ? errno : EIO, why, len);
-    err = make_memory(c, why, len);
-    for (uint32_t i = 0; i < POSTED; i++)
-        slots[i] = i;
-    for (unsigned i = 0; i < c->n && !err; i++) {
-        err = make_queue(c, &c->q[i], why, len);
-        int r = err ? 0 : hrd_verbs_post_recv(c, i, slots, POSTED);
-        if (r)
-            err = failed(c, "a receive buffer", r, why, len);
+    int err = make_memory(c, why, len);
+    return err ? err : make_queues(c, why, len);
+}
+
+/* What the peer has to know of this end. */
+static void describe(struct hrd_verbs_conn *c)
+{
+    const struct hrd_verbs_device *dev = &c->dev;
+    c->local = (struct hrd_verbs_end){.ethernet = dev->ethernet,
+                                      .global = dev->global,
+                                      .mtu = (uint8_t)dev->mtu,
+                                      .queues = (uint8_t)c->n,
+                                      .lid = dev->lid,
+                                      .pkey = dev->pkey,
+                                      .gid = dev->gid,
+                                      .depth = HRD_VMSG_DEPTH,
+                                      .msg_bytes = HRD_VMSG_BYTES};
+    if (getrandom(c->local.psn, sizeof(c->local.psn), 0) != (ssize_t)sizeof(c->local.psn))
+        abort();
+    for (unsigned i = 0; i < c->n; i++) {
+        c->local.qpn[i] = c->q[i].qp->qp_num;
+        c->local.psn[i] &= 0xffffff;
+        c->local.got[i] = c->q[i].got;
     }
-    return err;
 }
 
 struct hrd_verbs_conn *hrd_verbs_conn_new(const struct hrd_verbs_device *dev, unsigned queues, void *arena,
@@ -172,22 +198,36 @@ struct hrd_verbs_conn *hrd_verbs_conn_new(const struct hrd_verbs_device *dev, un
         hrd_verbs_conn_free(c);
         return NULL;
     }
-    c->local = (struct hrd_verbs_end){.ethernet = dev->ethernet,
-                                      .global = dev->global,
-                                      .mtu = (uint8_t)dev->mtu,
-                                      .queues = (uint8_t)c->n,
-                                      .lid = dev->lid,
-                                      .pkey = dev->pkey,
-                                      .gid = dev->gid,
-                                      .depth = HRD_VMSG_DEPTH,
-                                      .msg_bytes = HRD_VMSG_BYTES};
-    if (getrandom(c->local.psn, sizeof(c->local.psn), 0) != (ssize_t)sizeof(c->local.psn))
-        abort();
-    for (unsigned i = 0; i < c->n; i++) {
-        c->local.qpn[i] = c->q[i].qp->qp_num;
-        c->local.psn[i] &= 0xffffff;
-    }
+    describe(c);
     return c;
+}
+
+static void drop_queues(struct hrd_verbs_conn *c)
+{
+    struct ibv_wc wc;
+    for (unsigned i = 0; i < c->n; i++) {
+        if (c->q[i].qp)
+            c->dev.v->destroy_qp(c->q[i].qp);
+        c->q[i].qp = NULL;
+        c->q[i].hello_sent = c->q[i].hello_got = false;
+    }
+    /* What they left behind must not be taken for completions of the new ones. */
+    while (c->dev.v->poll_cq(c->cq, 1, &wc) > 0)
+        ;
+}
+
+int hrd_verbs_conn_renew(struct hrd_verbs_conn *c, const struct hrd_verbs_device *dev, uint64_t nonce,
+                         char *why, size_t len)
+{
+    drop_queues(c);
+    c->dev = *dev;
+    c->nonce = nonce;
+    int err = make_queues(c, why, len);
+    if (err)
+        drop_queues(c);
+    else
+        describe(c);
+    return err;
 }
 
 void hrd_verbs_conn_trim(struct hrd_verbs_conn *c, unsigned queues)
@@ -222,6 +262,23 @@ static int compatible(const struct hrd_verbs_conn *c, const struct hrd_verbs_end
     else
         return 0;
     return -EPROTO;
+}
+
+/* What one end knows to have arrived must have, and nothing can have that was not sent. (Only a device that lost what it
+   had acknowledged, or a peer that lies, gets here.) */
+static int nothing_lost(const struct hrd_verbs_conn *c, char *why, size_t len)
+{
+    for (unsigned i = 0; i < c->n; i++) {
+        uint64_t got = c->remote.got[i];
+        if (got >= c->q[i].acked && got <= c->q[i].sent)
+            continue;
+        snprintf(why, len,
+                 "the peer has %" PRIu64 " messages of queue pair %u, of which %" PRIu64
+                 " were sent and %" PRIu64 " acknowledged: the devices lost some",
+                 got, i, c->q[i].sent, c->q[i].acked);
+        return -EBADMSG;
+    }
+    return 0;
 }
 
 static int connect_queue(struct hrd_verbs_conn *c, unsigned i, char *why, size_t len)
@@ -265,7 +322,7 @@ static int connect_queue(struct hrd_verbs_conn *c, unsigned i, char *why, size_t
 static int send_hello(struct hrd_verbs_conn *c, unsigned i, char *why, size_t len)
 {
     struct hrd_vmsg m = {.magic = HRD_VMSG_MAGIC, .kind = HRD_VMSG_HELLO, .len = HRD_VMSG_BODY};
-    char *at = c->q[i].tx;
+    char *at = c->q[i].tx + (size_t)HRD_VMSG_DEPTH * HRD_VMSG_BYTES; /* others may hold what is sent again */
     memcpy(at, &m, sizeof(m));
     for (size_t k = sizeof(m); k + 8 <= HRD_VMSG_BYTES; k += 8)
         memcpy(at + k, &c->nonce, 8);
@@ -284,6 +341,8 @@ int hrd_verbs_conn_connect(struct hrd_verbs_conn *c, const struct hrd_verbs_end 
 {
     c->remote = *remote;
     int err = compatible(c, remote, why, len);
+    if (!err)
+        err = nothing_lost(c, why, len);
     for (unsigned i = 0; i < c->n && !err; i++)
         err = connect_queue(c, i, why, len);
     for (unsigned i = 0; i < c->n && !err && first; i++)

@@ -40,7 +40,8 @@ enum hrd_vmsg_kind {
 #define HRD_VMSG_BYTES 4352u /* of a buffer: an eager payload of 4 KiB goes in one */
 #define HRD_VMSG_DEPTH 64u   /* buffers granted to the peer on each queue pair */
 #define HRD_VMSG_SPARE 4u    /* posted beyond the grant */
-#define HRD_VSEND_WRS 256u   /* work requests of a queue pair: messages and writes */
+#define HRD_VMSG_POSTED (HRD_VMSG_DEPTH + HRD_VMSG_SPARE)
+#define HRD_VSEND_WRS 256u /* work requests of a queue pair: messages and writes */
 
 struct hrd_vmsg {
     uint32_t magic;
@@ -74,12 +75,15 @@ struct hrd_verbs_end {
     union ibv_gid gid;
     uint32_t depth, msg_bytes;
     uint32_t qpn[HRD_VERBS_QUEUES_MAX], psn[HRD_VERBS_QUEUES_MAX];
+    uint64_t got[HRD_VERBS_QUEUES_MAX]; /* messages (not CREDIT) that had arrived since the link was made */
 };
 
 struct hrd_verbs_queue {
     struct ibv_qp *qp;
-    char *rx, *tx; /* buffers: DEPTH + SPARE, and DEPTH */
+    char *rx, *tx; /* buffers: POSTED, and DEPTH and one for HELLO */
     uint32_t inline_max;
+    /* Messages other than CREDIT since the link was made: handed to the device, known to have arrived, received. */
+    uint64_t sent, acked, got;
     bool hello_sent, hello_got; /* probe */
 };
 
@@ -109,9 +113,13 @@ struct hrd_verbs_conn {
 struct hrd_verbs_conn *hrd_verbs_conn_new(const struct hrd_verbs_device *dev, unsigned queues, void *arena,
                                           uint64_t arena_len, uint64_t nonce, uint32_t stall_ms, char *why,
                                           size_t len);
+/* For a link that was lent: gives up its queue pairs and makes new ones on what dev says now (the same device and port, as
+   chosen anew). All or nothing but the old ones. 0, or negative errno with a sentence. */
+int hrd_verbs_conn_renew(struct hrd_verbs_conn *c, const struct hrd_verbs_device *dev, uint64_t nonce,
+                         char *why, size_t len);
 /* Gives up queue pairs that the peer has no counterpart for; before connect. */
 void hrd_verbs_conn_trim(struct hrd_verbs_conn *c, unsigned queues);
-/* 0, or negative errno with a sentence. first: this end speaks first; the other waits for it, because before it is known
+/* 0, or negative errno with a sentence; -EBADMSG: the link cannot go on, whatever the path. first: this end speaks first; the other waits for it, because before it is known
    to be connected nothing may be sent to it. */
 int hrd_verbs_conn_connect(struct hrd_verbs_conn *c, const struct hrd_verbs_end *remote, bool first,
                            char *why, size_t len);

@@ -8,19 +8,18 @@
  *
  * Flow control: a message goes only against a buffer that the peer posted, so receiver-not-ready cannot happen.
  */
-#include "daemon/verbs/conn.h"
+#include "daemon/verbs/vlink.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "daemon/log.h"
-#include "daemon/poller.h"
 
-#define POSTED (HRD_VMSG_DEPTH + HRD_VMSG_SPARE)
 #define BATCH 16u
 /* At most so many messages without a completion of their own: buffers come free in time, and most cost none. */
 #define UNSIGNALED 8u
@@ -29,104 +28,11 @@
 #define POLL_BATCH 16
 #define REGIONS_MAX 4096u
 
-/* A work request with a completion: it stands for all before it. */
-struct flight {
-    uint16_t wrs, slots;
-    struct hrd_tx *tx; /* its payload is free when this completes */
-};
-
-struct vqueue {
-    struct hrd_tx *first, *last;
-    unsigned credits;       /* buffers at the peer that this end may use */
-    unsigned give;          /* posted again, to be given back */
-    uint64_t starved_since; /* ns; 0: not waiting for credits */
-    /* send side: buffers are used round robin, flights complete in order */
-    uint32_t slot, slots_used;
-    unsigned wrs, wrs_open, slots_open; /* outstanding; of them behind the last flight */
-    struct flight flight[HRD_VSEND_WRS];
-    uint32_t flight_first, flights;
-    /* receive side */
-    bool in_frame;
-    struct hrp_frame frame;
-    char *payload;
-    uint32_t got;
-    uint32_t repost[POSTED];
-    unsigned reposts, repost_counted;
-};
-
-struct region {
-    uint64_t off, len, addr;
-    uint32_t rkey;
-    struct hrd_mr mr; /* of own regions */
-    struct region *next;
-};
-
-struct vlink {
-    struct hrd_link base;
-    struct hrd_poller *poller;
-    struct hrd_verbs_conn *c;
-    struct hrd_pollable completions, events;
-    bool broken, warned;
-    uint64_t port_down; /* ns; 0: up */
-    struct region *own, *remote;
-    unsigned nremote;
-    struct hrd_tx *sent_first, *sent_last; /* done() to be called */
-    struct vqueue q[HRD_VERBS_QUEUES_MAX];
-};
-
-static uint64_t now_ns(void)
+uint64_t hrd_vlink_now(void)
 {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
-}
-
-/* ---- the end of a link ------------------------------------------------------------------------------------------ */
-
-static void broken(struct vlink *l, const char *why)
-{
-    char text[512];
-    if (l->broken)
-        return;
-    l->broken = true;
-    hrd_poller_del(l->poller, &l->completions);
-    hrd_poller_del(l->poller, &l->events);
-    if (l->port_down)
-        snprintf(text, sizeof(text), "%s; port %u of %s went down %" PRIu64 " ms ago", why, l->c->dev.port,
-                 l->c->dev.name, (now_ns() - l->port_down) / 1000000);
-    l->base.handler->lost(&l->base, l->port_down ? text : why);
-}
-
-static void read_events(struct vlink *l, char *fatal, size_t len);
-
-/* A queue pair failed. The first completion that is not merely flushed says why; `hint` stands in for it. */
-static void broken_by_device(struct vlink *l, const struct ibv_wc *first, const char *hint)
-{
-    struct ibv_wc wc;
-    char text[400], event[200] = "";
-    bool found = first && first->status != IBV_WC_WR_FLUSH_ERR;
-    if (found)
-        wc = *first;
-    for (unsigned i = 0; !found && i < 4 * HRD_VSEND_WRS; i++) {
-        if (l->c->dev.v->poll_cq(l->c->cq, 1, &wc) <= 0)
-            break;
-        found = wc.status != IBV_WC_SUCCESS && wc.status != IBV_WC_WR_FLUSH_ERR;
-    }
-    read_events(l, event, sizeof(event));
-    if (found)
-        hrd_verbs_wc_text(l->c, &wc, text, sizeof(text));
-    else if (hint || event[0])
-        snprintf(text, sizeof(text), "%s", hint ? hint : event);
-    else
-        snprintf(text, sizeof(text), "a queue pair of %s failed without saying why", l->c->dev.name);
-    broken(l, text);
-}
-
-static void broken_call(struct vlink *l, const char *what, int err)
-{
-    char text[160];
-    snprintf(text, sizeof(text), "%s failed on %s: %s", what, l->c->dev.name, strerror(err));
-    broken(l, text);
 }
 
 /* ---- regions ---------------------------------------------------------------------------------------------------- */
@@ -159,7 +65,7 @@ static int verbs_expose(struct hrd_link *base, uint64_t off, void *at, uint64_t 
     struct vlink *l = (struct vlink *)base;
     struct region *r = calloc(1, sizeof(*r));
     char why[400];
-    if (!r || l->broken) {
+    if (!r || l->state == V_BROKEN) {
         free(r);
         return -1;
     }
@@ -247,14 +153,14 @@ struct batch {
 static void batch_post(struct batch *b)
 {
     struct ibv_send_wr *bad;
-    if (b->n == 0 || b->l->broken)
+    if (b->n == 0 || b->l->state != V_UP)
         return;
     for (unsigned i = 0; i < b->n; i++)
         b->wr[i].next = i + 1 < b->n ? &b->wr[i + 1] : NULL;
     int err = b->l->c->dev.v->post_send(b->l->c->q[b->queue].qp, b->wr, &bad);
     b->n = 0;
     if (err)
-        broken_call(b->l, "posting a send", err);
+        hrd_vlink_broken_call(b->l, "posting a send", err);
 }
 
 static struct ibv_send_wr *batch_add(struct batch *b, const void *at, uint32_t len, uint32_t lkey)
@@ -275,6 +181,30 @@ static bool room(const struct vqueue *q, unsigned wrs)
     return q->wrs + wrs <= HRD_VSEND_WRS && q->slots_used < HRD_VMSG_DEPTH;
 }
 
+/* What lies in a send buffer goes to the device. */
+static void message_post(struct batch *b, uint32_t slot)
+{
+    struct vlink *l = b->l;
+    struct vqueue *q = &l->q[b->queue];
+    struct hrd_verbs_queue *cq = &l->c->q[b->queue];
+    const struct kept *k = &q->kept[slot];
+    if (k->kind != HRD_VMSG_CREDIT)
+        q->credits--;
+    q->slots_used++;
+    q->slots_open++;
+    struct ibv_send_wr *wr =
+        batch_add(b, cq->tx + (size_t)slot * HRD_VMSG_BYTES, k->bytes, l->c->buffers_mr.mr->lkey);
+    wr->wr_id = hrd_wr_id(b->queue, 0);
+    if (k->bytes <= cq->inline_max)
+        wr->send_flags |= IBV_SEND_INLINE;
+    if (!k->tx && q->slots_open < UNSIGNALED)
+        return;
+    wr->send_flags |= IBV_SEND_SIGNALED;
+    q->flight[(q->flight_first + q->flights++) % HRD_VSEND_WRS] =
+        (struct flight){.wrs = (uint16_t)q->wrs_open, .slots = (uint16_t)q->slots_open, .tx = k->tx};
+    q->wrs_open = q->slots_open = 0;
+}
+
 /* One message: header, frame (or NULL) and payload bytes. tx: to be done when this completes. The caller made sure of
    room, and of a credit unless it is a CREDIT. */
 static void message(struct batch *b, uint8_t kind, const struct hrp_frame *f, const void *payload,
@@ -293,24 +223,14 @@ static void message(struct batch *b, uint8_t kind, const struct hrp_frame *f, co
     if (len)
         memcpy(at + sizeof(m) + head, payload, len);
     q->give = 0;
+    q->kept[q->slot] = (struct kept){.kind = kind, .bytes = bytes, .tx = tx};
     if (kind != HRD_VMSG_CREDIT)
-        q->credits--;
+        cq->sent++;
+    message_post(b, q->slot);
     q->slot = (q->slot + 1) % HRD_VMSG_DEPTH;
-    q->slots_used++;
-    q->slots_open++;
-    struct ibv_send_wr *wr = batch_add(b, at, bytes, l->c->buffers_mr.mr->lkey);
-    wr->wr_id = hrd_wr_id(b->queue, 0);
-    if (bytes <= cq->inline_max)
-        wr->send_flags |= IBV_SEND_INLINE;
-    if (!tx && q->slots_open < UNSIGNALED)
-        return;
-    wr->send_flags |= IBV_SEND_SIGNALED;
-    q->flight[(q->flight_first + q->flights++) % HRD_VSEND_WRS] =
-        (struct flight){.wrs = (uint16_t)q->wrs_open, .slots = (uint16_t)q->slots_open, .tx = tx};
-    q->wrs_open = q->slots_open = 0;
 }
 
-static void sent(struct vlink *l, struct hrd_tx *tx)
+void hrd_vlink_sent(struct vlink *l, struct hrd_tx *tx)
 {
     tx->next = NULL;
     if (l->sent_last)
@@ -320,21 +240,19 @@ static void sent(struct vlink *l, struct hrd_tx *tx)
     l->sent_last = tx;
 }
 
-/* DATA: the write, then the frame. False: no room yet. */
-static bool send_placed(struct batch *b, struct hrd_tx *tx)
+/* The payload of a DATA frame into its slot. False: it cannot be, and the link is lost. */
+static bool write_payload(struct batch *b, const struct hrd_tx *tx)
 {
     struct vlink *l = b->l;
     const struct hrd_verbs_conn *c = l->c;
     const struct region *r = find_region(l->remote, tx->frame.slot, tx->frame.len);
     const char *at = tx->payload;
-    if (!room(&l->q[b->queue], 2))
-        return false;
     if (!r) {
-        broken(l, "the peer granted a slot outside of the memory that it opened");
+        hrd_vlink_broken(l, "the peer granted a slot outside of the memory that it opened");
         return false;
     }
     if (at < c->arena || (uint64_t)(at - c->arena) + tx->frame.len > c->arena_len) {
-        broken(l, "this daemon wanted to send from memory that is not its arena");
+        hrd_vlink_broken(l, "this daemon wanted to send from memory that is not its arena");
         return false;
     }
     struct ibv_send_wr *wr = batch_add(b, at, tx->frame.len, c->arena_mr.mr->lkey);
@@ -352,6 +270,14 @@ static bool send_placed(struct batch *b, struct hrd_tx *tx)
         b->wr[0] = write;
         b->wr[0].sg_list = &b->sge[0];
     }
+    return true;
+}
+
+/* DATA: the write, then the frame. False: no room yet. */
+static bool send_placed(struct batch *b, struct hrd_tx *tx)
+{
+    if (!room(&b->l->q[b->queue], 2) || !write_payload(b, tx))
+        return false;
     message(b, HRD_VMSG_PLACED, &tx->frame, NULL, 0, tx);
     return true;
 }
@@ -383,7 +309,7 @@ static void flush_queue(struct vlink *l, unsigned i)
 {
     struct vqueue *q = &l->q[i];
     struct batch b = {.l = l, .queue = i};
-    while (q->first && q->credits > 0 && room(q, 1) && !l->broken) {
+    while (q->first && q->credits > 0 && room(q, 1) && l->state == V_UP) {
         struct hrd_tx *tx = q->first;
         bool placed = tx->frame.type == HRP_FRAME_DATA && tx->frame.len > 0;
         if (!(placed ? send_placed(&b, tx) : send_copied(&b, tx)))
@@ -396,7 +322,7 @@ static void flush_queue(struct vlink *l, unsigned i)
             l->base.tx_bytes += sizeof(tx->frame) + tx->frame.len;
         }
         if (!placed)
-            sent(l, tx);
+            hrd_vlink_sent(l, tx);
     }
     if (q->give >= HRD_VMSG_DEPTH / 2 && room(q, 1))
         message(&b, HRD_VMSG_CREDIT, NULL, NULL, 0, NULL);
@@ -404,10 +330,10 @@ static void flush_queue(struct vlink *l, unsigned i)
     if (!q->first || q->credits)
         q->starved_since = 0;
     else if (!q->starved_since)
-        q->starved_since = now_ns();
+        q->starved_since = hrd_vlink_now();
 }
 
-static void report_sent(struct vlink *l)
+void hrd_vlink_report_sent(struct vlink *l)
 {
     while (l->sent_first) {
         struct hrd_tx *tx = l->sent_first;
@@ -433,11 +359,11 @@ static void verbs_send(struct hrd_link *base, struct hrd_tx *tx)
 
 static void flush_all(struct vlink *l)
 {
-    for (unsigned i = 0; i < l->base.nstreams && !l->broken; i++)
+    for (unsigned i = 0; i < l->base.nstreams && l->state == V_UP; i++)
         if (l->q[i].first || l->q[i].give >= HRD_VMSG_DEPTH / 2)
             flush_queue(l, i);
-    if (!l->broken)
-        report_sent(l);
+    if (l->state != V_BROKEN)
+        hrd_vlink_report_sent(l);
 }
 
 static void verbs_flush(struct hrd_link *base)
@@ -508,6 +434,7 @@ static const char *handle_message(struct vlink *l, unsigned i, const char *at, u
         return "more buffers given back than were used";
     q->credits += m.credits;
     q->repost_counted += m.kind != HRD_VMSG_CREDIT;
+    l->c->q[i].got += m.kind != HRD_VMSG_CREDIT;
     at += sizeof(m);
     switch (m.kind) {
     case HRD_VMSG_FRAME:
@@ -530,29 +457,33 @@ static void handle_recv(struct vlink *l, const struct ibv_wc *wc)
     struct vqueue *q = &l->q[i];
     uint32_t slot = hrd_wr_slot(wc->wr_id);
     if (wc->opcode != IBV_WC_RECV || wc->wc_flags & IBV_WC_WITH_IMM) {
-        broken(l, "the peer broke the protocol: an immediate value, of which this protocol has none");
+        hrd_vlink_broken(l,
+                         "the peer broke the protocol: an immediate value, of which this protocol has none");
         return;
     }
     q->repost[q->reposts++] = slot;
     const char *why = handle_message(l, i, l->c->q[i].rx + (size_t)slot * HRD_VMSG_BYTES, wc->byte_len);
     if (why)
-        broken(l, why);
+        hrd_vlink_broken(l, why);
 }
 
 static void handle_sent(struct vlink *l, unsigned i)
 {
     struct vqueue *q = &l->q[i];
     if (!q->flights) {
-        broken(l, "the device completed a work request that was never made");
+        hrd_vlink_broken(l, "the device completed a work request that was never made");
         return;
     }
     struct flight *f = &q->flight[q->flight_first];
     q->flight_first = (q->flight_first + 1) % HRD_VSEND_WRS;
     q->flights--;
     q->wrs -= f->wrs;
-    q->slots_used -= f->slots;
+    for (unsigned k = 0; k < f->slots; k++) {
+        uint32_t slot = (q->slot + 2 * HRD_VMSG_DEPTH - q->slots_used--) % HRD_VMSG_DEPTH;
+        l->c->q[i].acked += q->kept[slot].kind != HRD_VMSG_CREDIT;
+    }
     if (f->tx)
-        sent(l, f->tx);
+        hrd_vlink_sent(l, f->tx);
 }
 
 static void repost(struct vlink *l, unsigned i)
@@ -562,30 +493,40 @@ static void repost(struct vlink *l, unsigned i)
         return;
     int err = hrd_verbs_post_recv(l->c, i, q->repost, q->reposts);
     if (err) {
-        broken_call(l, "posting a receive", err);
+        hrd_vlink_broken_call(l, "posting a receive", err);
         return;
     }
+    q->posted += q->reposts;
     q->give += q->repost_counted;
     q->reposts = q->repost_counted = 0;
+}
+
+void hrd_vlink_completion(struct vlink *l, const struct ibv_wc *wc)
+{
+    unsigned i = hrd_wr_queue(wc->wr_id);
+    bool recv = wc->wr_id & HRD_WR_RECV;
+    if (recv && l->q[i].posted > 0)
+        l->q[i].posted--;
+    if (wc->status != IBV_WC_SUCCESS)
+        hrd_vlink_failed(l, wc);
+    else if (recv)
+        handle_recv(l, wc);
+    else
+        handle_sent(l, i);
 }
 
 static unsigned poll_completions(struct vlink *l)
 {
     struct ibv_wc wc[POLL_BATCH];
     unsigned total = 0;
-    for (unsigned round = 0; round < POLL_ROUNDS && !l->broken; round++) {
+    for (unsigned round = 0; round < POLL_ROUNDS && l->state == V_UP; round++) {
         int n = l->c->dev.v->poll_cq(l->c->cq, POLL_BATCH, wc);
         if (n < 0)
-            broken_call(l, "reading the completion queue", EIO);
-        for (int k = 0; k < n && !l->broken; k++) {
-            if (wc[k].status != IBV_WC_SUCCESS)
-                broken_by_device(l, &wc[k], NULL);
-            else if (wc[k].wr_id & HRD_WR_RECV)
-                handle_recv(l, &wc[k]);
-            else
-                handle_sent(l, hrd_wr_queue(wc[k].wr_id));
-        }
-        for (unsigned i = 0; i < l->base.nstreams && !l->broken; i++)
+            hrd_vlink_broken_call(l, "reading the completion queue", EIO);
+        /* A failure in their midst leaves the rest to be drained: they are off the queue already. */
+        for (int k = 0; k < n && l->state != V_BROKEN; k++)
+            hrd_vlink_completion(l, &wc[k]);
+        for (unsigned i = 0; i < l->base.nstreams && l->state == V_UP; i++)
             repost(l, i);
         total += n > 0 ? (unsigned)n : 0;
         if (n < POLL_BATCH)
@@ -596,14 +537,14 @@ static unsigned poll_completions(struct vlink *l)
 
 static void check_starved(struct vlink *l)
 {
-    for (unsigned i = 0; i < l->base.nstreams && !l->broken; i++) {
+    for (unsigned i = 0; i < l->base.nstreams && l->state == V_UP; i++) {
         uint64_t since = l->q[i].starved_since;
-        if (since && now_ns() - since > l->c->stall_ns) {
+        if (since && hrd_vlink_now() - since > l->c->stall_ns) {
             char text[128];
             snprintf(text, sizeof(text),
                      "the peer has given back no message buffer for %" PRIu64 " ms: it is stuck",
                      l->c->stall_ns / 1000000);
-            broken(l, text);
+            hrd_vlink_broken(l, text);
         }
     }
 }
@@ -611,24 +552,27 @@ static void check_starved(struct vlink *l)
 static unsigned verbs_poll(struct hrd_link *base)
 {
     struct vlink *l = (struct vlink *)base;
-    if (l->broken)
-        return 0;
-    unsigned n = poll_completions(l);
-    if (n && !l->broken)
+    unsigned n = 0;
+    if (l->state == V_UP)
+        n = poll_completions(l);
+    if (l->state == V_DRAINING)
+        n += hrd_vlink_drain(l);
+    if (l->state != V_UP)
+        return n;
+    if (n)
         flush_all(l);
-    if (!l->broken)
-        check_starved(l);
+    check_starved(l);
     return n;
 }
 
 static int verbs_arm(struct hrd_link *base)
 {
     struct vlink *l = (struct vlink *)base;
-    if (l->broken)
+    if (l->state != V_UP && l->state != V_DRAINING)
         return 0;
     int err = l->c->dev.v->req_notify_cq(l->c->cq);
     if (err) {
-        broken_call(l, "arming the completion queue", err);
+        hrd_vlink_broken_call(l, "arming the completion queue", err);
         return 1;
     }
     /* What came between the last look and the arming raises no event. */
@@ -639,91 +583,57 @@ static void completions_ready(struct hrd_pollable *p, uint32_t events)
 {
     struct vlink *l = (struct vlink *)((char *)p - offsetof(struct vlink, completions));
     (void)events;
-    if (l->broken)
+    if (l->state == V_BROKEN)
         return;
     while (l->c->dev.v->next_cq_event(l->c->channel) == 0)
         ;
     verbs_poll(&l->base);
 }
 
-/* ---- asynchronous events ---------------------------------------------------------------------------------------- */
+/* ---- a new path ------------------------------------------------------------------------------------------------- */
 
-static bool gid_changed(struct vlink *l)
+/* Of the messages that were not acknowledged the peer got the first few; the rest goes again, in the same order, each from
+   the buffer where it still lies. */
+static void send_queue_again(struct vlink *l, unsigned i)
 {
-    const struct hrd_verbs_device *d = &l->c->dev;
-    struct ibv_gid_entry e;
-    if (!d->global)
-        return false;
-    return d->v->query_gid(l->c->ctx, d->port, d->gid_index, &e) != 0 ||
-           memcmp(&e.gid, &d->gid, sizeof(e.gid)) != 0;
-}
-
-/* One event. Something in fatal: the link cannot go on. */
-static void on_event(struct vlink *l, const struct ibv_async_event *ev, char *fatal, size_t len)
-{
-    const struct hrd_verbs_device *d = &l->c->dev;
-    char at[64];
-    bool port = ev->element.port_num == d->port;
-    switch (ev->event_type) {
-    case IBV_EVENT_PORT_ERR: /* a short flap is ridden out by the device's retries */
-        if (port && !l->port_down) {
-            l->port_down = now_ns();
-            hrd_warn("port %u of %s went down; the verbs link %s waits for it", d->port, d->name,
-                     l->base.detail);
+    struct vqueue *q = &l->q[i];
+    struct hrd_verbs_queue *cq = &l->c->q[i];
+    struct batch b = {.l = l, .queue = i};
+    uint32_t n = q->slots_used, first = (q->slot + HRD_VMSG_DEPTH - n) % HRD_VMSG_DEPTH;
+    uint64_t seq = cq->acked;
+    q->credits = HRD_VMSG_DEPTH;
+    q->give = 0;
+    q->posted = HRD_VMSG_POSTED;
+    q->reposts = q->repost_counted = 0;
+    q->wrs = q->wrs_open = q->slots_open = q->slots_used = 0;
+    q->flights = q->flight_first = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        uint32_t slot = (first + k) % HRD_VMSG_DEPTH;
+        struct kept *m = &q->kept[slot];
+        bool credit = m->kind == HRD_VMSG_CREDIT; /* means nothing any more: all buffers are posted anew */
+        if (!credit && ++seq <= l->c->remote.got[i]) {
+            if (m->tx)
+                hrd_vlink_sent(l, m->tx);
+        } else if (!credit && l->state == V_UP && (!m->tx || write_payload(&b, m->tx))) {
+            memset(cq->tx + (size_t)slot * HRD_VMSG_BYTES + offsetof(struct hrd_vmsg, credits), 0, 2);
+            message_post(&b, slot);
+        } else if (!credit || q->slots_used > 0) { /* its buffer lies between others that are in use */
+            q->slots_used++;
+            q->slots_open++;
         }
-        return;
-    case IBV_EVENT_PORT_ACTIVE:
-        if (port && l->port_down)
-            hrd_notice("port %u of %s is up again after %" PRIu64 " ms", d->port, d->name,
-                       (now_ns() - l->port_down) / 1000000);
-        if (port)
-            l->port_down = 0;
-        return;
-    case IBV_EVENT_GID_CHANGE:
-        if (port && gid_changed(l))
-            snprintf(fatal, len, "GID %u of %s is no longer %s: the address of its interface changed",
-                     d->gid_index, d->name, hrd_verbs_gid_text(&d->gid, at, sizeof(at)));
-        return;
-    case IBV_EVENT_LID_CHANGE:
-        if (port && !d->ethernet)
-            snprintf(fatal, len, "the subnet manager gave port %u of %s another LID", d->port, d->name);
-        return;
-    case IBV_EVENT_DEVICE_FATAL:
-        snprintf(fatal, len, "%s reports a fatal error (DEVICE_FATAL): see the kernel log", d->name);
-        return;
-    case IBV_EVENT_CQ_ERR:
-        snprintf(fatal, len, "the completion queue of %s overran (CQ_ERR)", d->name);
-        return;
-    case IBV_EVENT_QP_ACCESS_ERR:
-        snprintf(fatal, len, "the peer wrote where it may not (QP_ACCESS_ERR on %s)", d->name);
-        return;
-    case IBV_EVENT_QP_FATAL:
-    case IBV_EVENT_QP_REQ_ERR:
-        snprintf(fatal, len, "a queue pair of %s failed (%s)", d->name, hrd_verbs_event_name(ev->event_type));
-        return;
-    default:
-        hrd_debug("%s: %s", d->name, hrd_verbs_event_name(ev->event_type));
-        return;
     }
+    cq->acked = l->c->remote.got[i];
+    batch_post(&b);
 }
 
-static void read_events(struct vlink *l, char *fatal, size_t len)
+void hrd_vlink_send_again(struct vlink *l)
 {
-    struct ibv_async_event ev;
-    for (unsigned i = 0; i < 64 && l->c->dev.v->next_async_event(l->c->ctx, &ev) == 0; i++)
-        on_event(l, &ev, fatal, len);
-}
-
-static void events_ready(struct hrd_pollable *p, uint32_t events)
-{
-    struct vlink *l = (struct vlink *)((char *)p - offsetof(struct vlink, events));
-    char fatal[200] = "";
-    (void)events;
-    if (l->broken)
-        return;
-    read_events(l, fatal, sizeof(fatal));
-    if (fatal[0])
-        broken_by_device(l, NULL, fatal);
+    for (unsigned i = 0; i < l->base.nstreams; i++) {
+        l->q[i].starved_since = 0;
+        if (l->state == V_UP)
+            send_queue_again(l, i);
+    }
+    flush_all(l);
 }
 
 /* ---- open, close ------------------------------------------------------------------------------------------------ */
@@ -748,10 +658,12 @@ static struct hrd_link *verbs_open(struct hrd_conn *conn, struct hrd_poller *pol
                  hrd_verbs_gid_text(&c->remote.gid, at, sizeof(at)));
     else
         snprintf(l->base.detail, sizeof(l->base.detail), "%.100s to LID %u", c->dev.text, c->remote.lid);
-    for (unsigned i = 0; i < c->n; i++)
+    for (unsigned i = 0; i < c->n; i++) {
         l->q[i].credits = HRD_VMSG_DEPTH;
+        l->q[i].posted = HRD_VMSG_POSTED;
+    }
     l->completions = (struct hrd_pollable){.ready = completions_ready, .fd = c->channel->fd};
-    l->events = (struct hrd_pollable){.ready = events_ready, .fd = c->ctx->async_fd};
+    l->events = (struct hrd_pollable){.ready = hrd_vlink_events, .fd = c->ctx->async_fd};
     if (hrd_poller_add(poller, &l->completions, EPOLLIN) || hrd_poller_add(poller, &l->events, EPOLLIN)) {
         int err = errno;
         hrd_verbs_conn_free(c); /* closing a descriptor takes it out of the epoll set */
@@ -785,27 +697,28 @@ static void verbs_close(struct hrd_link *base)
 {
     struct vlink *l = (struct vlink *)base;
     const struct hrd_verbs *v = l->c->dev.v;
-    if (!l->broken) {
+    if (l->state == V_UP || l->state == V_DRAINING)
         hrd_poller_del(l->poller, &l->completions);
+    if (l->state != V_BROKEN)
         hrd_poller_del(l->poller, &l->events);
-    }
-    l->broken = true;
+    l->state = V_BROKEN;
     /* Only without its queue pairs does the device surely let go of payloads that it is sending and of slots that the peer
        is writing. */
     for (unsigned i = 0; i < l->c->n; i++)
-        v->destroy_qp(l->c->q[i].qp);
+        if (l->c->q[i].qp)
+            v->destroy_qp(l->c->q[i].qp);
     for (unsigned i = 0; i < l->c->n; i++)
         l->c->q[i].qp = NULL;
     free_regions(v, l->own);
     free_regions(v, l->remote);
     l->own = l->remote = NULL;
-    report_sent(l);
+    hrd_vlink_report_sent(l);
     for (unsigned i = 0; i < l->base.nstreams; i++) {
         struct vqueue *q = &l->q[i];
-        for (uint32_t k = 0; k < q->flights; k++) {
-            struct hrd_tx *tx = q->flight[(q->flight_first + k) % HRD_VSEND_WRS].tx;
-            if (tx)
-                tx->done(tx, -ECANCELED);
+        for (uint32_t k = 0; k < q->slots_used; k++) {
+            struct kept *m = &q->kept[(q->slot + 2 * HRD_VMSG_DEPTH - q->slots_used + k) % HRD_VMSG_DEPTH];
+            if (m->tx)
+                m->tx->done(m->tx, -ECANCELED);
         }
         cancel(q->first);
     }
@@ -822,6 +735,8 @@ const struct hrd_transport hrd_transport_verbs = {
     .close = verbs_close,
     .poll = verbs_poll,
     .arm = verbs_arm,
+    .interrupt = hrd_vlink_interrupt,
+    .resume = hrd_vlink_resume,
     .expose = verbs_expose,
     .withdraw = verbs_withdraw,
 };

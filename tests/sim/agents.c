@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/sim/agents.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -135,8 +136,67 @@ static struct sim_rank *by_sid(struct sim *s, uint64_t sid)
     return &s->rank[sid - 1];
 }
 
+static void interrupted(struct sim *s, uint32_t i, uint32_t j, const struct hrd_event *ev)
+{
+    if (!s->mend) {
+        hrd_agent_link_down(s->node[i].agent, j + 100, ev->text);
+        hrd_agent_link_down(s->node[j].agent, i + 100, "the other end closed the link");
+        return;
+    }
+    s->lent[i][j] = ev->conn;
+    if (!s->lent[j][i])
+        hrd_agent_link_interrupt(s->node[j].agent, i + 100, "the other end says so");
+}
+
+/* 1: done; 0: not yet; negative: with a sentence. */
+static int mend_pair(struct hrd_verbs_conn *a, struct hrd_verbs_conn *b, char *why, size_t len)
+{
+    static uint64_t nonce = 1000;
+    struct hrd_verbs_device dev = fake_verbs_device();
+    dev.queues = (uint8_t)a->n;
+    nonce++;
+    if (hrd_verbs_conn_renew(a, &dev, nonce, why, len) || hrd_verbs_conn_renew(b, &dev, nonce, why, len))
+        return 0;
+    int err = hrd_verbs_conn_connect(b, &a->local, false, why, len);
+    if (!err)
+        err = hrd_verbs_conn_connect(a, &b->local, true, why, len);
+    if (err)
+        return err == -EBADMSG ? err : 0;
+    int ra = 0, rb = 0;
+    for (int i = 0; i < 10 && (ra != 1 || rb != 1) && ra >= 0 && rb >= 0; i++) {
+        rb = rb ? rb : hrd_verbs_conn_probe(b, why, len);
+        ra = ra ? ra : hrd_verbs_conn_probe(a, why, len);
+    }
+    return ra == 1 && rb == 1;
+}
+
+static void mend(struct sim *s)
+{
+    char why[512] = "?";
+    for (uint32_t i = 0; i < s->nnodes; i++)
+        for (uint32_t j = i + 1; j < s->nnodes; j++) {
+            if (!s->lent[i][j] || !s->lent[j][i])
+                continue;
+            int r = mend_pair((struct hrd_verbs_conn *)s->lent[i][j], (struct hrd_verbs_conn *)s->lent[j][i],
+                              why, sizeof(why));
+            if (r == 0)
+                continue;
+            s->lent[i][j] = s->lent[j][i] = NULL;
+            s->mended += r == 1;
+            if (r == 1) {
+                hrd_agent_link_resume(s->node[i].agent, j + 100);
+                hrd_agent_link_resume(s->node[j].agent, i + 100);
+            } else {
+                hrd_agent_link_down(s->node[i].agent, j + 100, why);
+                hrd_agent_link_down(s->node[j].agent, i + 100, why);
+            }
+        }
+}
+
 void sim_events(struct sim *s)
 {
+    if (s->mend)
+        mend(s);
     for (uint32_t n = 0; n < s->nnodes; n++) {
         struct sim_node *k = &s->node[n];
         struct hrd_event *ev = k->agent ? hrd_agent_take_events(k->agent) : NULL;
@@ -178,6 +238,9 @@ void sim_events(struct sim *s)
                 break;
             case HRD_EV_LINK_GONE:
                 k->links_lost++;
+                break;
+            case HRD_EV_LINK_INTERRUPTED:
+                interrupted(s, n, ev->id - 100, ev);
                 break;
             case HRD_EV_SNAPSHOT:
                 hrd_snapshot_free(ev->snapshot);

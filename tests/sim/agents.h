@@ -40,6 +40,9 @@ struct sim_node {
 struct sim {
     uint32_t nnodes, nranks;
     bool verbs;
+    bool mend;       /* interrupted links are made anew, see sim_events() */
+    unsigned mended; /* how often */
+    struct hrd_conn *lent[SIM_MAX_NODES][SIM_MAX_NODES]; /* of an interrupted link: from, to */
     struct sim_node node[SIM_MAX_NODES];
     struct sim_rank rank[SIM_MAX_RANKS];
     uint32_t node_of_rank[SIM_MAX_RANKS];
@@ -64,7 +67,8 @@ void sim_start(struct sim *s, uint32_t nnodes, uint32_t nranks, const uint32_t *
 uint32_t sim_comm(struct sim *s, uint64_t id, uint32_t slot, const struct sim_options *o);
 /* Ends all sessions and stops the agents; fails the test when something does not go away. */
 void sim_stop(struct sim *s);
-/* Handles waiting events of all nodes. */
+/* Handles waiting events of all nodes. An interrupted link is lost, or, with `mend`, made anew as two daemons do it: not
+   before the path works, and again if that fails. */
 void sim_events(struct sim *s);
 
 /* Posts the next op of this rank; in, out: offsets in its pool (UINT64_MAX: none). Returns the op's number. */

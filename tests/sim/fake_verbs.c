@@ -72,7 +72,8 @@ static struct {
     } fail[FAKE_NCALLS];
     unsigned calls[FAKE_NCALLS];
     enum ibv_wc_status wc_error;
-    unsigned wc_errors, rnr, objects;
+    unsigned wc_errors, rnr, objects, lose_after;
+    bool lose, lose_arrived;
     int cq_limit;
     bool hold, down;
     uint32_t last_key, last_qpn;
@@ -541,6 +542,20 @@ static enum ibv_wc_status do_recv(struct fqp *to, const struct ibv_send_wr *wr, 
     return IBV_WC_SUCCESS;
 }
 
+static enum ibv_wc_status deliver(struct fqp *to, const struct ibv_send_wr *wr)
+{
+    switch (wr->opcode) {
+    case IBV_WR_RDMA_WRITE:
+        return do_write(to, wr);
+    case IBV_WR_RDMA_WRITE_WITH_IMM: {
+        enum ibv_wc_status s = do_write(to, wr);
+        return s ? s : do_recv(to, wr, true);
+    }
+    default:
+        return do_recv(to, wr, false);
+    }
+}
+
 static enum ibv_wc_status execute(struct fqp *q, const struct ibv_send_wr *wr)
 {
     struct fqp *to = find_qp(q->rtr.dest_qp_num);
@@ -556,16 +571,14 @@ static enum ibv_wc_status execute(struct fqp *q, const struct ibv_send_wr *wr)
     if (w.down || !to || (to->state != IBV_QPS_RTR && to->state != IBV_QPS_RTS) ||
         to->rtr.dest_qp_num != q->qp.qp_num)
         return IBV_WC_RETRY_EXC_ERR;
-    switch (wr->opcode) {
-    case IBV_WR_RDMA_WRITE:
-        return do_write(to, wr);
-    case IBV_WR_RDMA_WRITE_WITH_IMM: {
-        enum ibv_wc_status s = do_write(to, wr);
-        return s ? s : do_recv(to, wr, true);
+    if (w.lose && w.lose_after-- == 0) {
+        w.lose = false;
+        if (!w.lose_arrived)
+            return IBV_WC_RETRY_EXC_ERR;
+        enum ibv_wc_status s = deliver(to, wr);
+        return s ? s : IBV_WC_RETRY_EXC_ERR;
     }
-    default:
-        return do_recv(to, wr, false);
-    }
+    return deliver(to, wr);
 }
 
 static void run(struct fqp *q, const struct ibv_send_wr *wr)
@@ -688,6 +701,7 @@ void fake_verbs_reset(void)
     memset(w.fail, 0, sizeof(w.fail));
     memset(w.calls, 0, sizeof(w.calls));
     w.wc_errors = w.rnr = 0;
+    w.lose = false;
     w.hold = w.down = false;
     unlock();
     assert_int_equal(objects, 0);
@@ -763,6 +777,23 @@ void fake_verbs_wc_error(enum ibv_wc_status status, unsigned n)
     unlock();
 }
 
+void fake_verbs_lose(unsigned after, bool arrived)
+{
+    lock();
+    w.lose = true;
+    w.lose_after = after;
+    w.lose_arrived = arrived;
+    unlock();
+}
+
+unsigned fake_verbs_to_lose(void)
+{
+    lock();
+    unsigned n = w.lose;
+    unlock();
+    return n;
+}
+
 void fake_verbs_hold(bool hold)
 {
     lock();
@@ -789,6 +820,15 @@ void fake_verbs_port(bool up)
     w.down = !up;
     unlock();
     fake_verbs_event(up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR, 1);
+}
+
+void fake_verbs_set_gid(const char *ipv4)
+{
+    char text[64];
+    snprintf(text, sizeof(text), "::ffff:%s", ipv4);
+    lock();
+    assert_int_equal(inet_pton(AF_INET6, text, &w.dev[0].port[0].gid[3].gid), 1);
+    unlock();
 }
 
 void fake_verbs_cq_limit(int entries)

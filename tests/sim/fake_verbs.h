@@ -63,10 +63,16 @@ void fake_verbs_fail(enum fake_call call, unsigned after, int err, unsigned time
 unsigned fake_verbs_calls(enum fake_call call);
 /* The next `n` sends fail with this status, vendor error 0x81. */
 void fake_verbs_wc_error(enum ibv_wc_status status, unsigned n);
+/* Behind `after` more sends the next one is not acknowledged: RETRY_EXC_ERR at its sender, arrived or not. */
+void fake_verbs_lose(unsigned after, bool arrived);
+/* How many of those are still to come (0 or 1). */
+unsigned fake_verbs_to_lose(void);
 /* Sends are kept and not executed until false comes. */
 void fake_verbs_hold(bool hold);
 /* The link: while it is down every send ends with RETRY_EXC_ERR. Raises PORT_ERR or PORT_ACTIVE on all contexts. */
 void fake_verbs_port(bool up);
+/* The address of GID 3 of the first device. */
+void fake_verbs_set_gid(const char *ipv4);
 /* Raises an event on every open context. */
 void fake_verbs_event(enum ibv_event_type type, unsigned port);
 /* From now on completion queues hold this many entries, 0: what was asked for. */

@@ -327,15 +327,168 @@ static void test_out_of_place(void **state)
     }
 }
 
+/* ---- a path that fails ------------------------------------------------------------------------------------------- */
+
+static struct plink *verbs_of(int i)
+{
+    struct plink *l = peer_of(i) ? peer_of(i)->links : NULL;
+    while (l && l->tcp)
+        l = l->next;
+    return l;
+}
+
+static void wait_mended(unsigned times)
+{
+    for (int i = 0; i < 20000; i++) {
+        turn();
+        if (!peer_of(0) || !peer_of(1))
+            fail_msg("a peer was lost");
+        if (verbs_of(0)->mended >= times && verbs_of(1)->mended >= times)
+            break;
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(verbs_of(i)->mended, times);
+        assert_null(verbs_of(i)->lent);
+        assert_int_equal(verbs_of(i)->down_since, 0);
+        assert_int_equal(d[i].peers->mended, times);
+        assert_int_equal(d[i].peers->interrupted, times);
+    }
+    link_is("verbs", "");
+}
+
+static void wait_lost(void)
+{
+    for (int i = 0; i < 20000 && (d[0].peers->peers || d[1].peers->peers); i++)
+        turn();
+    for (int i = 0; i < 2; i++) {
+        assert_null(d[i].peers->peers);
+        assert_int_equal(d[i].peers->lost, 1);
+    }
+}
+
+/* Either end notices first, or both at once, or what is needed is short for a while. */
+static void test_mended(void **state)
+{
+    (void)state;
+    begin();
+    link_up(true);
+    uint32_t id[2] = {verbs_of(0)->id, verbs_of(1)->id};
+    unsigned objects = fake_verbs_objects();
+    for (unsigned round = 0; round < 8; round++) {
+        if (round % 4 != 2)
+            hrd_agent_link_interrupt(d[round % 2].agent, id[round % 2], "the path failed");
+        else
+            fake_verbs_event(IBV_EVENT_QP_FATAL, 1);
+        if (round == 4)
+            fake_verbs_fail(FAKE_CREATE_QP, 1, ENOMEM, 4);
+        if (round == 5)
+            fake_verbs_fail(FAKE_MODIFY_QP, 9, EINVAL, 2);
+        wait_mended(round + 1);
+        assert_int_equal(verbs_of(0)->id, id[0]);
+        assert_int_equal(verbs_of(1)->id, id[1]);
+        assert_int_equal(fake_verbs_objects(), objects);
+    }
+    end();
+}
+
+/* The port is down for a time that several attempts fall into. */
+static void test_mended_later(void **state)
+{
+    (void)state;
+    begin();
+    link_up(true);
+    fake_verbs_port(false);
+    hrd_agent_link_interrupt(d[1].agent, verbs_of(1)->id, "RETRY_EXC_ERR");
+    for (int i = 0; i < 1200; i++)
+        turn();
+    assert_int_not_equal(verbs_of(0)->down_since, 0);
+    assert_int_not_equal(verbs_of(1)->down_since, 0);
+    assert_non_null(strstr(verbs_of(0)->down_why, "RETRY_EXC_ERR"));
+    fake_verbs_port(true);
+    wait_mended(1);
+    end();
+}
+
+/* Down for longer than peer_timeout: lost on both, and nothing is left. Likewise at once when messages are missing. */
+static void test_not_mended(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 2; how++) {
+        begin();
+        link_up(true);
+        d[0].cfg.peer_timeout_ms = d[1].cfg.peer_timeout_ms = how ? 60000 : 1500;
+        fake_verbs_port(how);
+        hrd_agent_link_interrupt(d[0].agent, verbs_of(0)->id, "RETRY_EXC_ERR");
+        for (int i = 0; how && i < 20000 && !verbs_of(0)->lent; i++)
+            turn();
+        if (how)
+            verbs_of(0)->lent->q[0].acked += 3;
+        wait_lost();
+        end();
+    }
+}
+
+static void test_end_while_mending(void **state)
+{
+    (void)state;
+    for (int turns = 0; turns < 24; turns++) {
+        begin();
+        link_up(true);
+        fake_verbs_hold(turns % 2);
+        hrd_agent_link_interrupt(d[turns / 2 % 2].agent, verbs_of(turns / 2 % 2)->id, "the path failed");
+        for (int i = 0; i < turns / 2; i++)
+            turn();
+        end();
+    }
+}
+
+/* Words about paths that make no sense end the peer that says them. */
+static void test_mend_out_of_place(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) {
+        begin();
+        link_up(true);
+        struct hrp_peer_msg msg = {.type = HRP_PEER_VERBS_DOWN, .text = "x", .text_len = 1};
+        int from = kind == 0 || kind == 2 ? 0 : 1;
+        if (kind < 2) { /* by the dialer; of a link that is none */
+            msg.body.ready =
+                (struct hrp_peer_ready){.nonce = kind ? 77 : verbs_of(0)->nonce, .status = HRP_PEER_LOST};
+        } else { /* for a link that is none; by the wrong end */
+            msg.type = HRP_PEER_VERBS_OFFER;
+            msg.body.verbs = (struct hrp_peer_verbs){.nonce = 3,
+                                                     .link = kind == 2 ? 77 : verbs_of(0)->nonce,
+                                                     .mtu = 5,
+                                                     .queues = 1,
+                                                     .depth = 1,
+                                                     .msg_bytes = 1,
+                                                     .qpn = {1}};
+        }
+        hrd_peer_send(&d[from], peer_of(from)->no, &msg);
+        wait_lost();
+        end();
+    }
+}
+
 int main(void)
 {
     hrd_log_set_level(HRD_LOG_WARNING);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_can),         cmocka_unit_test(test_queues),
-        cmocka_unit_test(test_tcp_beside_verbs), cmocka_unit_test(test_one_cannot),
-        cmocka_unit_test(test_resources),        cmocka_unit_test(test_path_does_not_work),
-        cmocka_unit_test(test_required),         cmocka_unit_test(test_old_release),
-        cmocka_unit_test(test_end_in_between),   cmocka_unit_test(test_out_of_place),
+        cmocka_unit_test(test_both_can),
+        cmocka_unit_test(test_queues),
+        cmocka_unit_test(test_tcp_beside_verbs),
+        cmocka_unit_test(test_one_cannot),
+        cmocka_unit_test(test_resources),
+        cmocka_unit_test(test_path_does_not_work),
+        cmocka_unit_test(test_required),
+        cmocka_unit_test(test_old_release),
+        cmocka_unit_test(test_end_in_between),
+        cmocka_unit_test(test_out_of_place),
+        cmocka_unit_test(test_mended),
+        cmocka_unit_test(test_mended_later),
+        cmocka_unit_test(test_not_mended),
+        cmocka_unit_test(test_end_while_mending),
+        cmocka_unit_test(test_mend_out_of_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

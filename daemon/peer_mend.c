@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A verbs link whose path failed gets a new one, over the control connection, for as long as the peer counts as alive:
+ *
+ *   other     DOWN     when its end noticed first
+ *   dialer    OFFER    why; new queue pairs, and how many messages had arrived on the old ones
+ *   other     ANSWER   the same; its queue pairs are connected already
+ *   both      probe, READY as for a new link
+ *
+ * and again while that fails. Neither end speaks before its agent has let go of the link, and with it everything that had
+ * arrived. When peer_timeout has passed the link is lost, with the first reason and the last.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/peer_impl.h"
+
+#define RETRY_MS 250u
+
+static struct plink *by_nonce(const struct hrd_peer *p, uint64_t nonce)
+{
+    struct plink *l = p->links;
+    while (l && (l->tcp || !l->up || l->nonce != nonce))
+        l = l->next;
+    return l;
+}
+
+static void give_up(struct hrd_daemon *d, struct plink *l)
+{
+    char text[sizeof(l->peer->doomed)];
+    snprintf(text, sizeof(text), "lost its data link: %.500s; no new path within %" PRIu64 " ms: %.300s",
+             l->down_why, uv_now(d->loop) - l->down_since,
+             l->why[0] ? l->why : "the other end did not answer");
+    hrd_peer_doom(d, l->peer, text);
+}
+
+/* The path is away from now on. */
+static void note_down(struct hrd_daemon *d, struct plink *l, const char *why)
+{
+    if (l->down_since)
+        return;
+    l->down_since = uv_now(d->loop) ? uv_now(d->loop) : 1;
+    snprintf(l->down_why, sizeof(l->down_why), "%s", why);
+    l->why[0] = '\0';
+    d->peers->interrupted++;
+    hrd_warn("the link with node %s is interrupted and made anew: %s", l->peer->name, why);
+}
+
+/* ---- attempts --------------------------------------------------------------------------------------------------- */
+
+/* New queue pairs; false: the reason is in t->why. */
+static bool renew(struct hrd_daemon *d, struct plink *l, struct verbs_try *t)
+{
+    struct hrd_verbs_device dev, old = l->lent->dev;
+    if (!hrd_verbs_device(d, &old, &dev, t->why, sizeof(t->why)))
+        return false;
+    dev.queues = old.queues;
+    if (hrd_verbs_conn_renew(l->lent, &dev, t->nonce, t->why, sizeof(t->why)))
+        return false;
+    t->conn = l->lent;
+    return true;
+}
+
+static struct verbs_try *attempt(struct hrd_daemon *d, struct plink *l, uint64_t nonce)
+{
+    struct verbs_try *t = hrd_verbs_try_new(d, l, nonce);
+    t->mend = true;
+    t->deadline = uv_now(d->loop) + HRD_MEND_ATTEMPT_MS;
+    return t;
+}
+
+static void dial(struct hrd_daemon *d, struct plink *l)
+{
+    struct verbs_try *t = attempt(d, l, hrd_verbs_nonce());
+    t->dialer = true;
+    if (renew(d, l, t))
+        hrd_verbs_send_end(d, l, HRP_PEER_VERBS_OFFER);
+    else
+        hrd_mend_failed(d, l, 0, t->why);
+}
+
+static void answer(struct hrd_daemon *d, struct plink *l)
+{
+    struct verbs_try *t = attempt(d, l, l->offer.nonce);
+    struct hrd_verbs_end end = hrd_verbs_end_of(&l->offer);
+    char why[sizeof(t->why)];
+    int err = 0;
+    l->offered = false;
+    if (renew(d, l, t))
+        err = hrd_verbs_conn_connect(t->conn, &end, false, why, sizeof(why));
+    if (err) {
+        memcpy(t->why, why, sizeof(why));
+        t->conn = NULL;
+    }
+    hrd_verbs_send_end(d, l, HRP_PEER_VERBS_ANSWER);
+    t->probing = t->conn != NULL;
+    if (!t->conn)
+        hrd_mend_failed(d, l, err, t->why);
+    hrd_peer_soon(d);
+}
+
+void hrd_mend_failed(struct hrd_daemon *d, struct plink *l, int err, const char *why)
+{
+    char text[sizeof(l->why)];
+    snprintf(text, sizeof(text), "%s", why);
+    memcpy(l->why, text, sizeof(text));
+    hrd_verbs_drop(l);
+    l->retry_at = uv_now(d->loop) + RETRY_MS;
+    hrd_debug("no new path to node %s yet: %s", l->peer->name, l->why);
+    if (err == -EBADMSG)
+        give_up(d, l);
+}
+
+void hrd_mend_done(struct hrd_daemon *d, struct plink *l)
+{
+    hrd_verbs_drop(l);
+    hrd_notice("the link with node %s has a new path after %" PRIu64 " ms", l->peer->name,
+               uv_now(d->loop) - l->down_since);
+    l->lent = NULL;
+    l->asked = false;
+    l->down_since = l->retry_at = 0;
+    l->why[0] = '\0';
+    l->mended++;
+    d->peers->mended++;
+    hrd_agent_link_resume(d->agent, l->id);
+}
+
+/* ---- news ------------------------------------------------------------------------------------------------------- */
+
+void hrd_mend_begin(struct hrd_daemon *d, struct plink *l, struct hrd_conn *conn, const char *why)
+{
+    if (!l->up || l->lent)
+        return;
+    note_down(d, l, why);
+    l->lent = (struct hrd_verbs_conn *)conn;
+    l->retry_at = uv_now(d->loop);
+    if (hrd_peer_dials(d, l->peer->instance))
+        hrd_peer_soon(d);
+    else if (l->offered)
+        answer(d, l);
+    else
+        hrd_verbs_send_ready(d, l, HRP_PEER_VERBS_DOWN, l->nonce, HRP_PEER_LOST, why);
+}
+
+static void ask_agent(struct hrd_daemon *d, struct plink *l, const char *why)
+{
+    note_down(d, l, why);
+    if (!l->asked && !l->lent)
+        hrd_agent_link_interrupt(d->agent, l->id, why);
+    l->asked = true;
+}
+
+bool hrd_mend_down(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
+{
+    struct plink *l = by_nonce(p, msg->body.ready.nonce);
+    char why[sizeof(l->down_why)];
+    if (!hrd_peer_dials(d, p->instance) || !l)
+        return false;
+    snprintf(why, sizeof(why), "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
+    ask_agent(d, l, why);
+    return true;
+}
+
+bool hrd_mend_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
+{
+    const struct hrp_peer_verbs *v = &msg->body.verbs;
+    struct plink *l = by_nonce(p, v->link);
+    char why[sizeof(l->down_why)];
+    if (!l || v->status != HRP_OK)
+        return false;
+    hrd_verbs_drop(l);
+    l->offer = *v;
+    l->offered = true;
+    snprintf(why, sizeof(why), "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
+    if (l->lent)
+        answer(d, l);
+    else
+        ask_agent(d, l, why);
+    return true;
+}
+
+bool hrd_mend_answer(struct hrd_daemon *d, struct plink *l, const struct hrp_peer_msg *msg)
+{
+    const struct hrp_peer_verbs *v = &msg->body.verbs;
+    struct verbs_try *t = l->verbs;
+    struct hrd_verbs_end end = hrd_verbs_end_of(v);
+    char why[sizeof(t->why)];
+    if (v->status != HRP_OK) {
+        snprintf(why, sizeof(why), "node %s: %.*s", l->peer->name, (int)msg->text_len,
+                 msg->text ? msg->text : "");
+        hrd_mend_failed(d, l, 0, why);
+        return true;
+    }
+    int err = hrd_verbs_conn_connect(t->conn, &end, true, why, sizeof(why));
+    if (err) {
+        hrd_verbs_send_ready(d, l, HRP_PEER_VERBS_READY, t->nonce, HRP_UNSUPPORTED, why);
+        hrd_mend_failed(d, l, err, why);
+        return true;
+    }
+    t->probing = true;
+    hrd_peer_soon(d);
+    return true;
+}
+
+/* ---- time ------------------------------------------------------------------------------------------------------- */
+
+void hrd_mend_step(struct hrd_daemon *d, struct plink *l)
+{
+    if (l->lent && !l->verbs && !l->peer->doomed[0] && uv_now(d->loop) >= l->retry_at &&
+        hrd_peer_dials(d, l->peer->instance))
+        dial(d, l);
+}
+
+void hrd_mend_tick(struct hrd_daemon *d, struct plink *l)
+{
+    if (!l->down_since)
+        return;
+    if (uv_now(d->loop) - l->down_since >= d->cfg.peer_timeout_ms)
+        give_up(d, l);
+    else
+        hrd_peer_soon(d);
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Inside of the verbs transport: transport_verbs.c sends and receives, vlink_path.c has what becomes of a link whose path
+ * fails. Agent's thread only.
+ */
+#ifndef HRD_VERBS_VLINK_H
+#define HRD_VERBS_VLINK_H
+
+#include "daemon/poller.h"
+#include "daemon/verbs/conn.h"
+
+/* A work request with a completion: it stands for all before it. */
+struct flight {
+    uint16_t wrs, slots;
+    struct hrd_tx *tx; /* its payload is free when this completes */
+};
+
+/* What a send buffer holds until the device says that it arrived: enough to send it again. */
+struct kept {
+    uint8_t kind; /* enum hrd_vmsg_kind */
+    uint32_t bytes;
+    struct hrd_tx *tx; /* PLACED: the payload is still there */
+};
+
+struct vqueue {
+    struct hrd_tx *first, *last;
+    unsigned credits;       /* buffers at the peer that this end may use */
+    unsigned give;          /* posted again, to be given back */
+    uint64_t starved_since; /* ns; 0: not waiting for credits */
+    /* send side: buffers are used round robin, flights complete in order */
+    uint32_t slot, slots_used;
+    unsigned wrs, wrs_open, slots_open; /* outstanding; of them behind the last flight */
+    struct flight flight[HRD_VSEND_WRS];
+    uint32_t flight_first, flights;
+    struct kept kept[HRD_VMSG_DEPTH];
+    /* receive side */
+    bool in_frame;
+    struct hrp_frame frame;
+    char *payload;
+    uint32_t got;
+    unsigned posted; /* receives whose completion is still to come */
+    uint32_t repost[HRD_VMSG_POSTED];
+    unsigned reposts, repost_counted;
+};
+
+struct region {
+    uint64_t off, len, addr;
+    uint32_t rkey;
+    struct hrd_mr mr; /* of own regions */
+    struct region *next;
+};
+
+enum vstate {
+    V_UP,
+    V_DRAINING, /* the path failed: what arrived before that is still read */
+    V_LENT,     /* the control thread makes the path anew; what is to be sent queues up */
+    V_BROKEN,
+};
+
+struct vlink {
+    struct hrd_link base;
+    struct hrd_poller *poller;
+    struct hrd_verbs_conn *c;
+    struct hrd_pollable completions, events;
+    enum vstate state;
+    bool warned;
+    uint64_t port_down;   /* ns; 0: up */
+    uint64_t drain_until; /* ns */
+    char why[400]; /* DRAINING: what failed; "": not known yet. LENT: it cannot be made anew any more */
+    struct region *own, *remote;
+    unsigned nremote;
+    struct hrd_tx *sent_first, *sent_last; /* done() to be called */
+    struct vqueue q[HRD_VERBS_QUEUES_MAX];
+};
+
+/* transport_verbs.c */
+uint64_t hrd_vlink_now(void);
+/* tx is not needed any more; its done() is called soon. */
+void hrd_vlink_sent(struct vlink *l, struct hrd_tx *tx);
+/* Calls done() of those. */
+void hrd_vlink_report_sent(struct vlink *l);
+/* One good completion. */
+void hrd_vlink_completion(struct vlink *l, const struct ibv_wc *wc);
+/* The path is new: everything that the peer did not get is sent again. */
+void hrd_vlink_send_again(struct vlink *l);
+
+/* vlink_path.c */
+/* The link is lost, for this reason. */
+void hrd_vlink_broken(struct vlink *l, const char *why);
+void hrd_vlink_broken_call(struct vlink *l, const char *what, int err);
+/* A completion that is not good. */
+void hrd_vlink_failed(struct vlink *l, const struct ibv_wc *wc);
+/* DRAINING: goes on with it; how many completions it handled. */
+unsigned hrd_vlink_drain(struct vlink *l);
+/* hrd_transport.interrupt, .resume */
+void hrd_vlink_interrupt(struct hrd_link *base, const char *why);
+void hrd_vlink_resume(struct hrd_link *base);
+/* Asynchronous events of the device wait. */
+void hrd_vlink_events(struct hrd_pollable *p, uint32_t events);
+
+#endif
