@@ -11,6 +11,7 @@
 #   tests/sim/fake_cuda/     libcuda_fake.so.1, a CUDA driver without a GPU
 #   tests/unit/test_X.c      one cmocka program each, linked with every part as archives
 #   tests/cluster|fault/X.c  programs that use the library as a job would
+#   tests/gpu/X.c            programs for machines with GPUs (make test-gpu)
 #   tests/bench/X.c          developers' benchmarks; tests/fuzz/fuzz_X.c libFuzzer targets
 # A part that does not exist yet is left out.
 
@@ -154,6 +155,7 @@ EMULATED_SRC := $(wildcard tests/sim/cuda_emulated.cpp)
 UNIT_SRC := $(sort $(wildcard tests/unit/test_*.c))
 JOB_TEST_SRC := $(sort $(wildcard tests/cluster/*.c tests/fault/*.c))
 BENCH_SRC := $(sort $(wildcard tests/bench/*.c))
+GPU_TEST_SRC := $(sort $(wildcard tests/gpu/*.c))
 # Programs named *_mpi.c run against Open MPI and are built where mpicc is.
 MPI_SRC := $(filter %_mpi.c,$(BENCH_SRC))
 BENCH_SRC := $(filter-out %_mpi.c,$(BENCH_SRC))
@@ -161,7 +163,8 @@ MPICC := $(shell command -v mpicc 2>/dev/null)
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 
 ALL_SRC := $(PROTO_SRC) $(KERNELS_SRC) $(DAEMON_SRC) $(CTL_SRC) $(CLIENT_SRC) $(PERF_SRC) $(EXAMPLE_SRC) \
-           $(TESTLIB_SRC) $(SIM_SRC) $(FAKE_CUDA_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC)
+           $(TESTLIB_SRC) $(SIM_SRC) $(FAKE_CUDA_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC) \
+           $(GPU_TEST_SRC)
 
 PARTS := $(if $(PROTO_SRC),proto) $(if $(KERNELS_SRC),kernels) $(if $(DAEMON_SRC),daemon)
 HREDUCED := $(if $(wildcard daemon/main.c),$(BUILD)/hreduced)
@@ -171,6 +174,7 @@ PERF := $(if $(PERF_SRC),$(BUILD)/hreduce-perf)
 EXAMPLES := $(EXAMPLE_SRC:client/%.c=$(BUILD)/%)
 UNIT_TESTS := $(UNIT_SRC:%.c=$(BUILD)/%)
 JOB_TESTS := $(JOB_TEST_SRC:%.c=$(BUILD)/%)
+GPU_TESTS := $(GPU_TEST_SRC:%.c=$(BUILD)/%)
 FAKE_CUDA := $(if $(FAKE_CUDA_SRC),$(BUILD)/tests/libcuda_fake.so.1 $(BUILD)/tests/libcuda_fake_old.so.1)
 BENCHES := $(BENCH_SRC:%.c=$(BUILD)/%) $(if $(MPICC),$(MPI_SRC:%.c=$(BUILD)/%))
 FUZZERS := $(FUZZ_SRC:%.c=$(BUILD)/%)
@@ -180,7 +184,7 @@ FUZZERS := $(FUZZ_SRC:%.c=$(BUILD)/%)
 all: $(HREDUCED) $(HREDUCECTL) $(LIBHCLIENT) $(PERF) $(EXAMPLES) $(PARTS:%=$(BUILD)/obj/lib%.a)
 bench: all $(BENCHES)
 # Benchmarks are compiled with the tests so that they do not rot; nobody measures a sanitized build.
-tests: all $(UNIT_TESTS) $(JOB_TESTS) $(FAKE_CUDA) $(if $(SANITIZE),,$(BENCHES))
+tests: all $(UNIT_TESTS) $(JOB_TESTS) $(FAKE_CUDA) $(GPU_TESTS) $(if $(SANITIZE),,$(BENCHES))
 
 # ---------------------------------------------------------------- rules: objects and archives
 
@@ -287,7 +291,7 @@ $(FAKE_CUDA): $(call objs,$(FAKE_CUDA_SRC)) $(call lib,kernels proto) tests/sim/
 	    $(LDFLAGS_ALL) -o $@ $(call objs,$(FAKE_CUDA_SRC)) $(call group,kernels proto) -lm
 
 JOB_PARTS := test perf kernels proto
-$(JOB_TESTS) $(BENCHES): $(BUILD)/%: $(BUILD)/obj/%.o $(LIBHCLIENT) $(call lib,$(JOB_PARTS))
+$(JOB_TESTS) $(BENCHES) $(GPU_TESTS): $(BUILD)/%: $(BUILD)/obj/%.o $(LIBHCLIENT) $(call lib,$(JOB_PARTS))
 	@mkdir -p $(@D)
 	$(call quiet,LD)$(link) $< $(call group,$(JOB_PARTS)) $(LIBHCLIENT) -Wl,-rpath,'$$ORIGIN/../..' -lm
 $(MPI_SRC:%.c=$(BUILD)/%): override CC := mpicc
@@ -302,7 +306,7 @@ $(FUZZERS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
 submake = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
 deps = @.ci/deps
 
-.PHONY: deps demo demo-ddp test asan tsan clang
+.PHONY: deps demo demo-ddp test test-gpu asan tsan clang
 deps:
 	$(deps) build test
 
@@ -320,6 +324,12 @@ test:
 	$(deps) build test
 	@+$(submake) tests
 	@$(PYTHON) tests/run --build $(BUILD) $(TESTFLAGS)
+
+# What needs a real GPU; programs that find none say so and are skipped.
+test-gpu:
+	$(deps) build test
+	@+$(submake) tests
+	@$(PYTHON) tests/gpu/run --build $(BUILD) --out $(BUILD)/test-gpu $(TESTFLAGS)
 
 # The same suite on other builds. CUDA=0: the sanitizers cannot see device code, and its driver upsets them.
 asan:
@@ -345,7 +355,7 @@ LINT := build/lint
 LINT_DIRS := $(wildcard client daemon kernels proto tests)
 LINT_H := $(shell find $(LINT_DIRS) -name '*.h')
 LINT_SH := $(shell find $(LINT_DIRS) .ci -name '*.sh') .ci/run .ci/deps
-LINT_PY := $(shell find $(LINT_DIRS) -name '*.py') tests/run
+LINT_PY := $(shell find $(LINT_DIRS) -name '*.py') tests/run tests/gpu/run
 LINT_C := $(ALL_SRC) $(MPI_SRC) $(FUZZ_SRC)
 # Longer files are split: see CONTRIBUTING.md.
 LINT_MAX_LINES := 900
@@ -466,6 +476,7 @@ help:
 	@echo 'make demo          installs what it needs, builds, runs 4 nodes x 8 ranks on this machine'
 	@echo 'make demo-ddp      the same with a PyTorch DDP training'
 	@echo "make test          builds and runs the suite (TESTFLAGS='-k PATTERN'; tests/run --help)"
+	@echo 'make test-gpu      what needs GPUs, and the comparison with NCCL, into build/test-gpu'
 	@echo 'make asan tsan     the suite under ASan+UBSan, under TSan'
 	@echo 'make lint clang    linters; a build by clang'
 	@echo 'make fuzz          libFuzzer targets for FUZZ_SECONDS=60 in all'

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+/* What tests/gpu/compare.c (options, tables) and compare_rank.c (a rank's measurements) share. */
+#ifndef TEST_LIB_COMPARE_H
+#define TEST_LIB_COMPARE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/hclient.h"
+#include "client/perf/cluster.h"
+#include "client/perf/ranks.h"
+
+#define CMP_MAX_RANKS 32u
+#define CMP_MAX_SIZES 16u
+#define CMP_MAX_TYPES 2u
+#define CMP_MAX_KEYS 16u
+#define CMP_MAX_ROWS (CMP_MAX_SIZES * CMP_MAX_TYPES)
+
+enum cmp_contender { CMP_NCCL, CMP_HREDUCE, CMP_CONTENDERS };
+
+struct cmp_options {
+    unsigned nodes, ranks_a_node;
+    uint64_t size[CMP_MAX_SIZES], max_bytes;
+    unsigned nsizes;
+    unsigned type[CMP_MAX_TYPES], ntypes;
+    const char *overlap, *csv, *label, *keep_logs;
+    char *key[CMP_MAX_KEYS]; /* configuration lines of the daemons */
+    unsigned nkeys;
+    bool no_nccl, busy;
+};
+
+struct cmp_row {
+    unsigned type;
+    uint64_t bytes;
+    double p50[CMP_CONTENDERS], back_to_back[CMP_CONTENDERS]; /* us; 0: not measured */
+    uint64_t wrong[CMP_CONTENDERS];                           /* elements, of all ranks */
+};
+
+/* Shared by all ranks and the parent; zero at first. */
+struct cmp_page {
+    _Atomic uint32_t ids; /* 1: both are set */
+    hclient_unique_id_t id;
+    char nccl_id[128];
+    _Atomic uint32_t here, round; /* of the barrier */
+    double us[CMP_MAX_RANKS];     /* each rank's last time */
+    _Atomic uint64_t wrong;
+    _Atomic uint64_t busy_launches; /* of the job's kernels, ended */
+    _Atomic uint32_t failed;
+    /* rank 0's: */
+    double busy_rate[3]; /* a second: alone, beside NCCL, beside hreduce */
+    unsigned nrows;
+    struct cmp_row row[CMP_MAX_ROWS];
+    char path[1024];
+};
+
+/* A rank's process. */
+int cmp_rank(struct hpf_rank *me);
+
+#endif

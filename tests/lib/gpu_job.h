@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT */
+/* What the programs of tests/gpu share: the driver, memory of one GPU, time. Errors end the process with a sentence. */
+#ifndef TEST_LIB_GPU_JOB_H
+#define TEST_LIB_GPU_JOB_H
+
+#include <stdint.h>
+
+#include "kernels/gpu_driver.h"
+#include "kernels/gpu_kernels.h"
+
+_Noreturn void gj_die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Ends the process unless r is HRG_SUCCESS. */
+void gj_check(hrg_result r, const char *what);
+
+/* The driver, initialised; ends with status 77 (skipped) where there is none or no GPU. */
+const struct hrg_driver *gj_driver(int *ndevices);
+
+uint64_t gj_now_ns(void);
+
+/* One GPU, its primary context current in the calling thread. */
+struct gj_gpu {
+    const struct hrg_driver *drv;
+    int ordinal;
+    hrg_device dev;
+    hrg_ctx ctx;
+    hrg_stream stream;
+    uint32_t multiprocessors;
+    hrg_module module;
+    hrg_function function[HRG_NKERNELS]; /* after gj_load_kernels() */
+    _Atomic uint64_t *word;              /* pinned, raised by gj_launch() */
+    uint64_t word_device, counter_device;
+    uint64_t launches;
+};
+
+void gj_open(struct gj_gpu *g, const struct hrg_driver *drv, int ordinal);
+void gj_use(const struct gj_gpu *g);
+/* Both ways where the devices allow it; returns whether. */
+int gj_peers(struct gj_gpu *a, struct gj_gpu *b);
+void gj_load_kernels(struct gj_gpu *g);
+/* Launches with the next value of the word; gj_wait() waits until it is there, at most 30 s. */
+void gj_launch(struct gj_gpu *g, struct hrg_launch *l);
+void gj_wait(struct gj_gpu *g);
+uint64_t gj_alloc(struct gj_gpu *g, uint64_t bytes);
+void *gj_pinned(struct gj_gpu *g, uint64_t bytes, uint64_t *device);
+void gj_upload(struct gj_gpu *g, uint64_t device, const void *pinned, uint64_t bytes);
+void gj_download(struct gj_gpu *g, void *pinned, uint64_t device, uint64_t bytes);
+
+/* The median of n values; sorts them. 0 for none. */
+double gj_median(double *v, unsigned n);
+
+#endif
