@@ -239,8 +239,10 @@ uint32_t hrd_rset_number_nodes(struct hrd_daemon *d, struct rset *s, char *why, 
 bool hrd_rset_measured(struct hrd_daemon *d, const struct rset *s);
 void hrd_rset_send_roster(struct hrd_daemon *d, struct rset *s);
 void hrd_config_resolve(const struct hrd_config *cfg, struct hrp_comm_config *c);
-/* 0, or a status with the sentence: what this build cannot do although it is required. */
-uint32_t hrd_config_possible(const struct hrp_comm_config *c, uint32_t own_require, char *why, size_t len);
+/* 0, or a status with the sentence: what this build cannot do although it is required, or what contradicts itself or
+   the node's own configuration (NULL: not asked). */
+uint32_t hrd_config_possible(const struct hrp_comm_config *c, const struct hrd_config *own, char *why,
+                             size_t len);
 /* True when they differ; names the first field and both values: "op timeout 5 s", "none". */
 bool hrd_config_differs(const struct hrp_comm_config *a, const struct hrp_comm_config *b, const char **field,
                         char va[32], char vb[32]);

@@ -35,6 +35,8 @@ static json_t *nodes_json(struct hrd_daemon *d, const struct lcomm *c)
             json_object_set_new(n, "peer", json_integer(c->node[i].no));
             json_object_set_new(n, "link", json_integer(c->node[i].link));
             (void)hrd_peer_transport(d, c->node[i].no, &c->want, &why);
+            if (why[0] && hrd_peer_half_verbs(d, c->node[i].no, &c->want))
+                json_object_set_new(n, "fell_back", json_true());
             if (why[0])
                 json_object_set_new(n, "reason", json_string(why));
         }
@@ -55,17 +57,20 @@ static json_t *local_json(const struct lcomm *c)
     return list;
 }
 
+static const char *const transports[] = {"auto", "tcp", "verbs"};
+
 static json_t *comm_json(struct hrd_daemon *d, const struct lcomm *c)
 {
     char comm[17];
     snprintf(comm, sizeof(comm), "%016llx", (unsigned long long)c->comm);
-    return json_pack("{s:s, s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:b, s:s, s:s, s:o, s:o}", "comm", comm, "key",
-                     key_json(&c->roster.key), "uid", (json_int_t)c->roster.key.uid, "state",
+    return json_pack("{s:s, s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:b, s:s, s:s, s:s, s:o, s:o}", "comm", comm,
+                     "key", key_json(&c->roster.key), "uid", (json_int_t)c->roster.key.uid, "state",
                      c->state == LCOMM_ACTIVE && c->failed ? "failed" : states[c->state], "nranks",
                      (json_int_t)c->roster.nranks, "nnodes", (json_int_t)c->roster.nnodes, "node",
                      (json_int_t)c->roster.node, "age_ms", (json_int_t)(hrd_member_now(d) - c->start),
                      "reproducible", c->roster.config.reproducible == HRP_ON, "wire",
-                     c->roster.config.wire_f32 == HRP_ON ? "f32" : "type", "algorithm",
+                     c->roster.config.wire_f32 == HRP_ON ? "f32" : "type", "transport",
+                     transports[c->roster.config.transport], "algorithm",
                      hrd_algo_name(c->roster.config.algo), "nodes", nodes_json(d, c), "local", local_json(c));
 }
 

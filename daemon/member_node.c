@@ -175,7 +175,7 @@ bool hrd_node_roster(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_
         setup_failed(d, c, HRP_RANK_LOST, text, false);
         return true;
     }
-    uint32_t status = hrd_config_possible(&b->config, d->cfg.require, what, sizeof(what));
+    uint32_t status = hrd_config_possible(&b->config, &d->cfg, what, sizeof(what));
     if (status != HRP_OK) {
         snprintf(text, sizeof(text), "%s cannot be made on node %s: %s", key, d->node_name, what);
         setup_failed(d, c, status, text, false);

@@ -62,7 +62,7 @@ static void start_vote(struct hrd_daemon *d, struct rset *s)
 static void set_complete(struct hrd_daemon *d, struct rset *s)
 {
     char why[HRP_COMM_TEXT], key[128], what[200];
-    uint32_t status = hrd_config_possible(&s->config, 0, what, sizeof(what));
+    uint32_t status = hrd_config_possible(&s->config, NULL, what, sizeof(what));
     if (status == HRP_OK)
         status = hrd_rset_number_nodes(d, s, what, sizeof(what));
     if (status != HRP_OK) {

@@ -25,9 +25,17 @@ void hrd_config_resolve(const struct hrd_config *cfg, struct hrp_comm_config *c)
     c->require |= cfg->require;
 }
 
-uint32_t hrd_config_possible(const struct hrp_comm_config *c, uint32_t own_require, char *why, size_t len)
+uint32_t hrd_config_possible(const struct hrp_comm_config *c, const struct hrd_config *own, char *why,
+                             size_t len)
 {
-    uint32_t require = c->require | own_require;
+    uint32_t require = c->require | (own ? own->require : 0);
+    if (c->transport == HRD_WANT_TCP && (require & HRP_REQUIRE_VERBS || (own && own->transport == 2))) {
+        snprintf(why, len, "transport = tcp was asked for, but %s",
+                 c->require & HRP_REQUIRE_VERBS            ? "so was require = verbs"
+                 : own && own->require & HRP_REQUIRE_VERBS ? "require = verbs stands in its hreduced.conf"
+                                                           : "transport = verbs stands in its hreduced.conf");
+        return HRP_UNSUPPORTED;
+    }
     const char *what = require & HRP_REQUIRE_GDR   ? "require = gdr"
                        : require & HRP_REQUIRE_P2P ? "require = p2p"
                                                    : NULL;

@@ -107,6 +107,8 @@ static json_t *peers_of(const struct hrd_snapshot *snap, const json_t *member)
                                   l ? (int)l->nstreams : 0, "address", l ? l->detail : "");
         if (why)
             json_object_set(entry, "reason", why);
+        if (json_object_get(node, "fell_back"))
+            json_object_set_new(entry, "fell_back", json_true());
         json_array_append_new(peers, entry);
     }
     return peers;
@@ -128,23 +130,39 @@ static const char *common_transport(const json_t *peers)
     return name ? name : "no link";
 }
 
-/* The first peer that is reached by something else than verbs. */
+/* A peer that is reached by something else than verbs, best one of which it is known why. */
 static const json_t *slow_peer(const json_t *peers)
 {
-    const json_t *peer;
+    const json_t *peer, *found = NULL;
     size_t i;
     json_array_foreach(peers, i, peer)
     {
-        if (strcmp(json_string_value(json_object_get(peer, "transport")), "verbs") != 0)
-            return peer;
+        if (strcmp(json_string_value(json_object_get(peer, "transport")), "verbs") != 0 &&
+            (!found || (!json_object_get(found, "reason") && json_object_get(peer, "reason"))))
+            found = peer;
     }
-    return NULL;
+    return found;
+}
+
+static bool tcp_asked(const json_t *member)
+{
+    const char *asked = json_string_value(json_object_get(member, "transport"));
+    return asked && strcmp(asked, "tcp") == 0;
+}
+
+/* Who decided about the transport, when it was not left to what the nodes can. */
+static const char *forced(const struct hrd_daemon *d, const json_t *member)
+{
+    const char *asked = json_string_value(json_object_get(member, "transport"));
+    if (d->cfg.transport != 0)
+        return " (forced by transport in hreduced.conf)";
+    return asked && strcmp(asked, "auto") != 0 ? " (forced by transport of the job or of its root node)" : "";
 }
 
 static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hrd_snapshot *snap,
                            const struct hrd_snapshot_comm *c, const json_t *member)
 {
-    char used[200];
+    char used[240];
     if (c->nnodes == 1) {
         stage(stages, "exchange", "none: all ranks are on this node");
         return;
@@ -153,14 +171,12 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
     json_int_t streams = json_integer_value(json_object_get(json_array_get(peers, 0), "streams"));
     const char *transport = common_transport(peers);
     const json_t *slow = slow_peer(peers);
-    bool forced = d->cfg.transport != 0;
     snprintf(used, sizeof(used), "%s%s, %d %s%s a peer, peers not authenticated", transport,
-             forced ? " (forced by transport in hreduced.conf)" : "", (int)streams,
-             slow ? "stream" : "queue pair", streams == 1 ? "" : "s");
+             forced(d, member), (int)streams, slow ? "stream" : "queue pair", streams == 1 ? "" : "s");
     json_t *s = stage(stages, "exchange", used);
-    if (slow && d->cfg.transport != 1) {
+    if (slow && !tcp_asked(member)) {
         const char *why = json_string_value(json_object_get(slow, "reason"));
-        wanted(s, "verbs", why ? why : "not known",
+        wanted(s, "verbs", why ? why : "the link is lost",
                "what the reason says; or accept it with transport = tcp");
     }
     json_object_set_new(s, "peers", peers);
@@ -222,23 +238,49 @@ json_t *hrd_path_json(struct hrd_daemon *d, const struct hrd_snapshot *snap,
     return path;
 }
 
+/* "tcp instead of verbs on n3: port 1 of mlx5_0 is DOWN (4 streams a peer)" */
+static int used_text(const json_t *s, char *buf, size_t len)
+{
+    const char *used = json_string_value(json_object_get(s, "used"));
+    const char *reason = json_string_value(json_object_get(s, "reason"));
+    size_t head = strcspn(used, ",");
+    if (!reason)
+        return snprintf(buf, len, "%s", used);
+    bool node = strncmp(reason, "node ", 5) == 0;
+    bool more = strncmp(used + head, ", ", 2) == 0;
+    return snprintf(buf, len, "%.*s instead of %s%s%s%s%s%s", (int)head, used,
+                    json_string_value(json_object_get(s, "wanted")), node ? " on " : ": ",
+                    reason + (node ? 5 : 0), more ? " (" : "", more ? used + head + 2 : "", more ? ")" : "");
+}
+
+bool hrd_path_fell_back(const json_t *path)
+{
+    const json_t *stages = json_object_get(path, "stages"), *s, *p;
+    size_t i, k;
+    json_array_foreach(stages, i, s)
+    {
+        json_array_foreach(json_object_get(s, "peers"), k, p)
+        {
+            if (json_object_get(p, "fell_back"))
+                return true;
+        }
+    }
+    return false;
+}
+
 void hrd_path_line(const json_t *path, char *buf, size_t len)
 {
     const json_t *stages = json_object_get(path, "stages"), *s;
     size_t i, at = (size_t)snprintf(buf, len, "%s", json_string_value(json_object_get(path, "layout")));
     json_array_foreach(stages, i, s)
     {
-        const json_t *reason = json_object_get(s, "reason");
         const char *used = json_string_value(json_object_get(s, "used"));
         if (at >= len)
             return;
         if (strcmp(used, NOTHING_YET) == 0)
             continue;
-        at += (size_t)snprintf(buf + at, len - at, "; %s: %s", json_string_value(json_object_get(s, "stage")),
-                               used);
-        if (reason && at < len)
-            at +=
-                (size_t)snprintf(buf + at, len - at, " (wanted %s: %s)",
-                                 json_string_value(json_object_get(s, "wanted")), json_string_value(reason));
+        at += (size_t)snprintf(buf + at, len - at, "; %s: ", json_string_value(json_object_get(s, "stage")));
+        if (at < len)
+            at += (size_t)used_text(s, buf + at, len - at);
     }
 }

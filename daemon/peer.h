@@ -59,6 +59,8 @@ int hrd_peer_link(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want 
    "" otherwise; holds until the loop runs again. */
 const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want,
                                const char **why);
+/* There was a choice: one of the two nodes could have had verbs. */
+bool hrd_peer_half_verbs(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want);
 /* True when this daemon is the one of the two that dials. */
 bool hrd_peer_dials(const struct hrd_daemon *d, const uint8_t instance[16]);
 

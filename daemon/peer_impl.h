@@ -84,6 +84,7 @@ struct verbs_try {
     bool dialer;
     bool fresh; /* dialer: starts at the next turn of the loop */
     bool peer_must;
+    bool peer_can;
     bool own_ready, peer_ready;
     struct hrd_verbs_conn *conn; /* NULL: this end cannot */
     bool probing;                /* connected; READY not sent yet */
@@ -104,6 +105,7 @@ struct plink {
     uint8_t sl, tc; /* the class */
     struct verbs_try *verbs;
     bool settled;            /* tried: those who want it get tcp */
+    bool half;               /* one of the two could */
     char why[HRP_PEER_TEXT]; /* why it is not there; with down_since: why its path is not */
     /* verbs, up: */
     uint64_t nonce;                /* of the attempt that made it */

@@ -178,6 +178,12 @@ const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const struct h
     return !l || !l->up ? "none" : l->tcp ? "tcp" : "verbs";
 }
 
+bool hrd_peer_half_verbs(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want)
+{
+    struct hrd_peer *p = d->peers ? hrd_peer_by_no(d->peers, no) : NULL;
+    return p && want->transport != HRD_WANT_TCP && hrd_link_class(d, p, want->sl, want->tc)->half;
+}
+
 /* The address that the control connection has is the best bet, then those the peer named. */
 static bool link_addr(const struct hrd_peer *p, unsigned i, struct hrp_addr *out)
 {
@@ -309,6 +315,23 @@ uint32_t hrd_link_incoming(struct conn *c, char *why, size_t whylen)
 
 /* ---- both ----------------------------------------------------------------------------------------------- */
 
+/* What is in use from now on, once; where it is tcp for want of verbs, why. */
+static void say_path(const struct plink *l, unsigned n)
+{
+    const struct plink *v = l->peer->links;
+    while (v && !(v->settled && v->why[0]))
+        v = v->next;
+    if (!l->tcp)
+        hrd_notice("path to node %s: verbs from and to host memory, %u queue pair%s, service level %u, "
+                   "traffic class %u",
+                   l->peer->name, n, n == 1 ? "" : "s", l->sl, l->tc);
+    else if (v)
+        hrd_notice("path to node %s: tcp, %u stream%s, instead of verbs%s%s", l->peer->name, n,
+                   n == 1 ? "" : "s", strncmp(v->why, "node ", 5) == 0 ? " on " : ": ", v->why);
+    else
+        hrd_notice("path to node %s: tcp, %u stream%s", l->peer->name, n, n == 1 ? "" : "s");
+}
+
 void hrd_link_is_up(struct hrd_daemon *d, struct plink *l, const struct hrd_transport *tp,
                     struct hrd_conn *conn, unsigned n)
 {
@@ -319,7 +342,7 @@ void hrd_link_is_up(struct hrd_daemon *d, struct plink *l, const struct hrd_tran
     l->down_since = 0;
     l->why[0] = '\0';
     hrd_agent_link_up(d->agent, l->id, name, tp, conn);
-    hrd_info("link with node %s: %u %s stream%s", name, n, tp->name, n == 1 ? "" : "s");
+    say_path(l, n);
     hrd_member_link(d, p->no, NULL);
 }
 
@@ -352,7 +375,7 @@ void hrd_link_stream_failed(struct conn *c, const char *why)
 {
     struct hrd_daemon *d = c->d;
     struct plink *l = hrd_link_tcp(d, c->peer);
-    if (c->attempt->incoming)
+    if (!l->attempt || l->attempt->incoming)
         drop_try(d, l);
     else
         try_failed(d, l, why);

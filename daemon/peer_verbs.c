@@ -43,6 +43,7 @@ static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
 {
     char why[sizeof(l->why)];
     bool required = must(d) || l->verbs->peer_must;
+    l->half = l->verbs->conn || l->verbs->peer_can;
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(why, sizeof(why), fmt, ap);
@@ -250,6 +251,7 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
     hrd_verbs_drop(l);
     struct verbs_try *t = hrd_verbs_try_new(d, l, v->nonce);
     t->peer_must = v->must;
+    t->peer_can = v->status == HRP_OK;
     if (v->status == HRP_OK) {
         struct hrd_verbs_end end = hrd_verbs_end_of(v);
         char why[sizeof(t->why)];
@@ -285,6 +287,7 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
     if (t->mend)
         return hrd_mend_answer(d, l, msg);
     t->peer_must = v->must;
+    t->peer_can = v->status == HRP_OK;
     if (!t->conn) {
         settle(d, l, "node %s: %s", d->node_name, t->why);
         return true;

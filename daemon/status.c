@@ -421,8 +421,8 @@ static void log_path(const struct question *q, const struct hrd_snapshot *snap)
     if (!path)
         return;
     hrd_path_line(path, line, sizeof(line));
-    hrd_log_event(HRD_LOG_NOTICE, HRD_MSGID_COMM_PATH, q->comm, "comm %016" PRIx64 " path: %s", q->comm,
-                  line);
+    hrd_log_event(hrd_path_fell_back(path) ? HRD_LOG_WARNING : HRD_LOG_NOTICE, HRD_MSGID_COMM_PATH, q->comm,
+                  "comm %016" PRIx64 " path: %s", q->comm, line);
     json_decref(path);
 }
 

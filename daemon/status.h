@@ -22,6 +22,8 @@ json_t *hrd_path_json(struct hrd_daemon *d, const struct hrd_snapshot *snap,
                       const struct hrd_snapshot_comm *comm, const json_t *member);
 /* Ops by the algorithm that moved them between the nodes, those that occurred. New reference. */
 json_t *hrd_algorithms_json(const struct hrd_snapshot_comm *comm);
+/* Some node is reached by tcp although one of the two ends could verbs. */
+bool hrd_path_fell_back(const json_t *path);
 /* The path report in one line. */
 void hrd_path_line(const json_t *path, char *buf, size_t len);
 

@@ -245,6 +245,14 @@ const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const struct h
     return verbs ? "verbs" : "tcp";
 }
 
+bool hrd_peer_half_verbs(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want)
+{
+    (void)d;
+    (void)no;
+    (void)want;
+    return false;
+}
+
 bool hrd_peers_is_mine(struct hrd_daemon *d, const struct hrp_addr *addr)
 {
     return addr->ip[3] == w_index(d) + 1;

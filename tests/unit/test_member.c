@@ -348,6 +348,23 @@ static void test_what_this_version_cannot(void **state)
     join_all("req", 0, (int[]){0, 1}, 2);
     w_settle();
     all_failed(0, 2, HRP_UNSUPPORTED, "cannot be made on node n1: require = gdr");
+    /* What contradicts itself, or the configuration of a node. */
+    for (int how = 0; how < 3; how++) {
+        w[1].d.cfg.require = how == 1 ? HRP_REQUIRE_VERBS : 0;
+        w[1].d.cfg.transport = how == 2 ? 2 : 0;
+        for (uint32_t i = 0; i < 2; i++) {
+            struct hrp_msg_join j = w_join_of("contradiction", 0, i, 2);
+            j.config.transport = HRD_WANT_TCP;
+            j.config.require = how == 0 ? HRP_REQUIRE_VERBS : 0;
+            w_join_msg(rank[i], &j);
+        }
+        w_settle();
+        all_failed(0, 2, HRP_UNSUPPORTED,
+                   how == 0 ? "transport = tcp was asked for, but so was require = verbs"
+                   : how == 1
+                       ? "on node n1: transport = tcp was asked for, but require = verbs stands in its"
+                       : "on node n1: transport = tcp was asked for, but transport = verbs stands in its");
+    }
     assert_null(w_leftover());
     w_end();
 }

@@ -221,6 +221,27 @@ static void test_one_cannot(void **state)
     }
 }
 
+/* Other devices on the two nodes: one decision on both, whatever each could do by itself. */
+static void test_other_devices(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 2; who++) {
+        struct fake_device second = {.name = "fake1", .open_err = EACCES, .nports = 1};
+        begin();
+        fake_verbs_add(&second);
+        link_up(true); /* each takes the one that it can open */
+        link_is("verbs", "");
+        end();
+        begin();
+        fake_verbs_add(&second);
+        snprintf(d[who].cfg.verbs_device, sizeof(d[who].cfg.verbs_device), "fake1");
+        link_up(true);
+        link_is("tcp", who ? "node n1: fake1 cannot be opened (Permission denied)"
+                           : "node n0: fake1 cannot be opened (Permission denied)");
+        end();
+    }
+}
+
 /* Objects run out at any step of either end. */
 static void test_resources(void **state)
 {
@@ -486,6 +507,7 @@ int main(void)
         cmocka_unit_test(test_out_of_place),
         cmocka_unit_test(test_mended),
         cmocka_unit_test(test_mended_later),
+        cmocka_unit_test(test_other_devices),
         cmocka_unit_test(test_not_mended),
         cmocka_unit_test(test_end_while_mending),
         cmocka_unit_test(test_mend_out_of_place),
