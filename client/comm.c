@@ -296,6 +296,8 @@ static hclient_result_t take_config(const hclient_comm_config_t *config, struct 
     CHECK_RANGE(reproducible, HRP_ON, "HCLIENT_DEFAULT, HCLIENT_OFF or HCLIENT_ON");
     CHECK_RANGE(wire_f32, HRP_ON, "HCLIENT_DEFAULT, HCLIENT_OFF or HCLIENT_ON");
     CHECK_RANGE(transport, 2, "one of HCLIENT_TRANSPORT_*");
+    CHECK_RANGE(service_level, 16, "HCLIENT_CLASS(0) to HCLIENT_CLASS(15)");
+    CHECK_RANGE(traffic_class, 256, "HCLIENT_CLASS(0) to HCLIENT_CLASS(255)");
     if (c.require & ~(HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P))
         return hcl_fail(HCLIENT_INVALID_ARGUMENT, "config.require is 0x%x; it is made of HCLIENT_REQUIRE_*",
                         c.require);
@@ -306,6 +308,14 @@ static hclient_result_t take_config(const hclient_comm_config_t *config, struct 
                                     .wire_f32 = (uint8_t)c.wire_f32,
                                     .transport = (uint8_t)c.transport,
                                     .require = c.require};
+    if (c.service_level) {
+        out->service_level = (uint8_t)(c.service_level - 1);
+        out->class_set |= HRP_CLASS_SL;
+    }
+    if (c.traffic_class) {
+        out->traffic_class = (uint8_t)(c.traffic_class - 1);
+        out->class_set |= HRP_CLASS_TC;
+    }
     *socket = c.socket;
     return HCLIENT_OK;
 }

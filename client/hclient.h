@@ -137,10 +137,14 @@ typedef struct {
     int wire_f32;              /* f16 and bf16 travel between nodes as f32: HCLIENT_DEFAULT (off), OFF, ON */
     int transport;             /* HCLIENT_TRANSPORT_* */
     uint32_t require;          /* HCLIENT_REQUIRE_*: init fails, in words, when the path is another one */
+    int service_level; /* of verbs links between nodes, both directions: HCLIENT_CLASS(0) to HCLIENT_CLASS(15) */
+    int traffic_class; /* of their RoCE packets: HCLIENT_CLASS(0) to HCLIENT_CLASS(255) */
 } hclient_comm_config_t;
-#define HCLIENT_COMM_CONFIG_INITIALIZER                          \
-    {                                                            \
-        sizeof(hclient_comm_config_t), NULL, 0, 0, 0, 0, 0, 0, 0 \
+/* A class by its number, because 0 in a field is the default. */
+#define HCLIENT_CLASS(number) ((number) + 1)
+#define HCLIENT_COMM_CONFIG_INITIALIZER                                \
+    {                                                                  \
+        sizeof(hclient_comm_config_t), NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /*

@@ -37,7 +37,7 @@ struct hrd_config {
     uint32_t verbs_gid_index;
     uint32_t verbs_pkey;
     uint32_t verbs_mtu;
-    uint32_t verbs_service_level, verbs_traffic_class;
+    uint32_t verbs_service_level, verbs_traffic_class, verbs_classes;
     uint32_t verbs_timeout, verbs_retry;
     uint32_t verbs_queue_pairs;
     uint64_t bandwidth; /* bytes per second of a node in one direction; 0: to be measured */

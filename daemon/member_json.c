@@ -63,14 +63,15 @@ static json_t *comm_json(struct hrd_daemon *d, const struct lcomm *c)
 {
     char comm[17];
     snprintf(comm, sizeof(comm), "%016llx", (unsigned long long)c->comm);
-    return json_pack("{s:s, s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:b, s:s, s:s, s:s, s:o, s:o}", "comm", comm,
-                     "key", key_json(&c->roster.key), "uid", (json_int_t)c->roster.key.uid, "state",
-                     c->state == LCOMM_ACTIVE && c->failed ? "failed" : states[c->state], "nranks",
+    return json_pack("{s:s, s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:b, s:s, s:s, s:I, s:I, s:s, s:o, s:o}",
+                     "comm", comm, "key", key_json(&c->roster.key), "uid", (json_int_t)c->roster.key.uid,
+                     "state", c->state == LCOMM_ACTIVE && c->failed ? "failed" : states[c->state], "nranks",
                      (json_int_t)c->roster.nranks, "nnodes", (json_int_t)c->roster.nnodes, "node",
                      (json_int_t)c->roster.node, "age_ms", (json_int_t)(hrd_member_now(d) - c->start),
                      "reproducible", c->roster.config.reproducible == HRP_ON, "wire",
                      c->roster.config.wire_f32 == HRP_ON ? "f32" : "type", "transport",
-                     transports[c->roster.config.transport], "algorithm",
+                     transports[c->roster.config.transport], "service_level", (json_int_t)c->want.sl,
+                     "traffic_class", (json_int_t)c->want.tc, "algorithm",
                      hrd_algo_name(c->roster.config.algo), "nodes", nodes_json(d, c), "local", local_json(c));
 }
 

@@ -37,6 +37,9 @@ static void comm_drop(struct hrd_daemon *d, struct lcomm *c)
     while (*at != c)
         at = &(*at)->next;
     *at = c->next;
+    for (uint32_t i = 0; i < c->roster.nnodes; i++)
+        if (c->node[i].linked)
+            hrd_link_use(d, c->node[i].link, -1);
     comm_free(c);
 }
 
@@ -140,7 +143,8 @@ static struct lcomm *comm_new(struct hrd_daemon *d, uint32_t from, const struct 
     memcpy(c->id, b->comm_id, sizeof(c->id));
     memcpy(&c->comm, b->comm_id, sizeof(c->comm));
     c->roster = *b;
-    c->want = (struct hrd_link_want){.transport = b->config.transport};
+    c->want = (struct hrd_link_want){
+        .transport = b->config.transport, .sl = b->config.service_level, .tc = b->config.traffic_class};
     c->root_no = from;
     c->start = hrd_member_now(d);
     c->deadline = c->start + hrd_member_phase_ms(d, &b->config);
@@ -208,6 +212,8 @@ static bool connect_node(struct hrd_daemon *d, const struct lcomm *c, struct lno
     if (r == -ENOENT)
         n->no = 0;
     n->linked = r == 1;
+    if (n->linked)
+        hrd_link_use(d, n->link, 1);
     return n->linked;
 }
 
@@ -312,9 +318,8 @@ void hrd_node_link_refused(struct hrd_daemon *d, uint32_t no, const struct hrd_l
                 continue;
             name_ends(c, i, &first, &second);
             hrd_key_text(&c->roster.key, key, sizeof(key));
-            snprintf(text, sizeof(text),
-                     "%s was not made: nodes %s and %s cannot exchange over verbs, which is required: %s",
-                     key, first, second, why);
+            snprintf(text, sizeof(text), "%s was not made: nodes %s and %s cannot exchange over verbs%s: %s",
+                     key, first, second, status == HRP_RESOURCE ? "" : ", which is required", why);
             setup_failed(d, c, status, text, false);
             break;
         }

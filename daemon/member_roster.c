@@ -23,6 +23,11 @@ void hrd_config_resolve(const struct hrd_config *cfg, struct hrp_comm_config *c)
     if (c->transport == 0)
         c->transport = cfg->transport; /* 0 stays: whatever the links are */
     c->require |= cfg->require;
+    if (!(c->class_set & HRP_CLASS_SL))
+        c->service_level = (uint8_t)cfg->verbs_service_level;
+    if (!(c->class_set & HRP_CLASS_TC))
+        c->traffic_class = (uint8_t)cfg->verbs_traffic_class;
+    c->class_set = HRP_CLASS_SL | HRP_CLASS_TC;
 }
 
 uint32_t hrd_config_possible(const struct hrp_comm_config *c, const struct hrd_config *own, char *why,
@@ -91,6 +96,13 @@ bool hrd_config_differs(const struct hrp_comm_config *a, const struct hrp_comm_c
         *field = "overlap";
         snprintf(va, 32, "%s", overlaps[a->overlap]);
         snprintf(vb, 32, "%s", overlaps[b->overlap]);
+        return true;
+    }
+    if (a->service_level != b->service_level || a->traffic_class != b->traffic_class) {
+        bool sl = a->service_level != b->service_level;
+        *field = sl ? "service level" : "traffic class";
+        snprintf(va, 32, "%u", sl ? a->service_level : a->traffic_class);
+        snprintf(vb, 32, "%u", sl ? b->service_level : b->traffic_class);
         return true;
     }
     if (a->require != b->require) {

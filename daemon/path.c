@@ -162,7 +162,7 @@ static const char *forced(const struct hrd_daemon *d, const json_t *member)
 static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hrd_snapshot *snap,
                            const struct hrd_snapshot_comm *c, const json_t *member)
 {
-    char used[240];
+    char used[280], class[64] = "";
     if (c->nnodes == 1) {
         stage(stages, "exchange", "none: all ranks are on this node");
         return;
@@ -171,8 +171,12 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
     json_int_t streams = json_integer_value(json_object_get(json_array_get(peers, 0), "streams"));
     const char *transport = common_transport(peers);
     const json_t *slow = slow_peer(peers);
-    snprintf(used, sizeof(used), "%s%s, %d %s%s a peer, peers not authenticated", transport,
-             forced(d, member), (int)streams, slow ? "stream" : "queue pair", streams == 1 ? "" : "s");
+    if (!slow)
+        snprintf(class, sizeof(class), ", service level %d, traffic class %d",
+                 (int)json_integer_value(json_object_get(member, "service_level")),
+                 (int)json_integer_value(json_object_get(member, "traffic_class")));
+    snprintf(used, sizeof(used), "%s%s, %d %s%s a peer%s, peers not authenticated", transport,
+             forced(d, member), (int)streams, slow ? "stream" : "queue pair", streams == 1 ? "" : "s", class);
     json_t *s = stage(stages, "exchange", used);
     if (slow && !tcp_asked(member)) {
         const char *why = json_string_value(json_object_get(slow, "reason"));

@@ -342,6 +342,7 @@ bool hrd_peer_received(struct hrd_daemon *d, struct conn *c, const struct hrp_pe
     case HRP_PEER_VERBS_ANSWER:
     case HRP_PEER_VERBS_READY:
     case HRP_PEER_VERBS_DOWN:
+    case HRP_PEER_VERBS_CLOSE:
         if (p->doomed[0] || hrd_verbs_msg(d, p, msg))
             return true;
         break;

@@ -61,6 +61,9 @@ const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const struct h
                                const char **why);
 /* There was a choice: one of the two nodes could have had verbs. */
 bool hrd_peer_half_verbs(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want);
+/* A communicator begins (1) or ceases (-1) to use that link. One over verbs that nobody uses may make room for another
+   class. */
+void hrd_link_use(struct hrd_daemon *d, uint32_t link, int by);
 /* True when this daemon is the one of the two that dials. */
 bool hrd_peer_dials(const struct hrd_daemon *d, const uint8_t instance[16]);
 

@@ -85,6 +85,7 @@ struct verbs_try {
     bool fresh; /* dialer: starts at the next turn of the loop */
     bool peer_must;
     bool peer_can;
+    bool full; /* one class too many */
     bool own_ready, peer_ready;
     struct hrd_verbs_conn *conn; /* NULL: this end cannot */
     bool probing;                /* connected; READY not sent yet */
@@ -116,6 +117,9 @@ struct plink {
     bool offered;                /* what the peer has, which came before that */
     struct hrp_peer_verbs offer;
     unsigned mended;
+    unsigned users;      /* communicators */
+    bool closing;        /* the peer was asked whether it may go */
+    uint64_t keep_until; /* uv_now() ms: it said no */
 };
 
 struct hrd_peer {
@@ -239,6 +243,10 @@ void hrd_dial_free_all(struct hrd_peers *ps);
 /* The peer's link of that kind, made when it is asked for first. */
 struct plink *hrd_link_tcp(struct hrd_daemon *d, struct hrd_peer *p);
 struct plink *hrd_link_class(struct hrd_daemon *d, struct hrd_peer *p, uint8_t sl, uint8_t tc);
+/* The verbs link that is up and was made with that nonce, or NULL. */
+struct plink *hrd_link_by_nonce(const struct hrd_peer *p, uint64_t nonce);
+/* Ends one link that nobody uses. */
+void hrd_link_remove(struct hrd_daemon *d, struct plink *l, const char *why);
 /* By the agent's number; NULL: gone. */
 struct plink *hrd_link_by_id(struct hrd_peers *ps, uint32_t id);
 bool hrd_link_any_up(const struct hrd_peer *p);
@@ -265,8 +273,8 @@ struct verbs_try *hrd_verbs_try_new(struct hrd_daemon *d, struct plink *l, uint6
 uint64_t hrd_verbs_nonce(void);
 struct hrd_verbs_end hrd_verbs_end_of(const struct hrp_peer_verbs *v);
 /* same: the device and port that the link has, NULL: whichever is best. False with the reason. */
-bool hrd_verbs_device(struct hrd_daemon *d, const struct hrd_verbs_device *same, struct hrd_verbs_device *dev,
-                      char *why, size_t len);
+bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, const struct hrd_verbs_device *same,
+                      struct hrd_verbs_device *dev, char *why, size_t len);
 void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type);
 void hrd_verbs_send_ready(struct hrd_daemon *d, struct plink *l, uint16_t type, uint64_t nonce,
                           uint32_t status, const char *text);

@@ -9,6 +9,10 @@ static json_t *link_json(const struct plink *l, uint64_t now)
 {
     json_t *o = json_pack("{s:I, s:s, s:I}", "link", (json_int_t)l->id, "state",
                           l->down_since ? "interrupted" : "up", "new_paths", (json_int_t)l->mended);
+    if (!l->tcp) {
+        json_object_set_new(o, "service_level", json_integer(l->sl));
+        json_object_set_new(o, "traffic_class", json_integer(l->tc));
+    }
     if (l->down_since) {
         json_object_set_new(o, "interrupted_ms", json_integer((json_int_t)(now - l->down_since)));
         json_object_set_new(o, "reason", json_string(l->down_why));

@@ -68,6 +68,14 @@ struct plink *hrd_link_by_id(struct hrd_peers *ps, uint32_t id)
     return NULL;
 }
 
+struct plink *hrd_link_by_nonce(const struct hrd_peer *p, uint64_t nonce)
+{
+    struct plink *l = p->links;
+    while (l && (l->tcp || !l->up || l->nonce != nonce))
+        l = l->next;
+    return l;
+}
+
 bool hrd_link_any_up(const struct hrd_peer *p)
 {
     const struct plink *l = p->links;
@@ -104,6 +112,13 @@ static void close_streams(struct hrd_daemon *d, struct link_try *t)
     t->ready = 0;
 }
 
+void hrd_link_use(struct hrd_daemon *d, uint32_t link, int by)
+{
+    struct plink *l = d->peers ? hrd_link_by_id(d->peers, link) : NULL;
+    if (l)
+        l->users += (unsigned)by;
+}
+
 static void drop_try(struct hrd_daemon *d, struct plink *l)
 {
     struct link_try *t = l->attempt;
@@ -114,17 +129,23 @@ static void drop_try(struct hrd_daemon *d, struct plink *l)
     free(t);
 }
 
+void hrd_link_remove(struct hrd_daemon *d, struct plink *l, const char *why)
+{
+    struct plink **at = &l->peer->links;
+    drop_try(d, l);
+    hrd_verbs_drop(l);
+    if (l->up)
+        hrd_agent_link_down(d->agent, l->id, why);
+    while (*at != l)
+        at = &(*at)->next;
+    *at = l->next;
+    free(l);
+}
+
 void hrd_link_end_all(struct hrd_daemon *d, struct hrd_peer *p, const char *why)
 {
-    while (p->links) {
-        struct plink *l = p->links;
-        drop_try(d, l);
-        hrd_verbs_drop(l);
-        if (l->up)
-            hrd_agent_link_down(d->agent, l->id, why);
-        p->links = l->next;
-        free(l);
-    }
+    while (p->links)
+        hrd_link_remove(d, p->links, why);
 }
 
 /* ---- dialing side --------------------------------------------------------------------------------------- */
@@ -135,7 +156,7 @@ static struct plink *link_for(struct hrd_daemon *d, struct hrd_peer *p, const st
     if (want->transport == HRD_WANT_TCP)
         return hrd_link_tcp(d, p);
     struct plink *l = hrd_link_class(d, p, want->sl, want->tc);
-    return l->settled ? hrd_link_tcp(d, p) : l->up ? l : NULL;
+    return l->settled ? hrd_link_tcp(d, p) : l->up && !l->closing ? l : NULL;
 }
 
 int hrd_peer_link(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want, uint32_t *link)

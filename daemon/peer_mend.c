@@ -19,14 +19,6 @@
 
 #define RETRY_MS 250u
 
-static struct plink *by_nonce(const struct hrd_peer *p, uint64_t nonce)
-{
-    struct plink *l = p->links;
-    while (l && (l->tcp || !l->up || l->nonce != nonce))
-        l = l->next;
-    return l;
-}
-
 static void give_up(struct hrd_daemon *d, struct plink *l)
 {
     char text[sizeof(l->peer->doomed)];
@@ -54,7 +46,7 @@ static void note_down(struct hrd_daemon *d, struct plink *l, const char *why)
 static bool renew(struct hrd_daemon *d, struct plink *l, struct verbs_try *t)
 {
     struct hrd_verbs_device dev, old = l->lent->dev;
-    if (!hrd_verbs_device(d, &old, &dev, t->why, sizeof(t->why)))
+    if (!hrd_verbs_device(d, l, &old, &dev, t->why, sizeof(t->why)))
         return false;
     dev.queues = old.queues;
     if (hrd_verbs_conn_renew(l->lent, &dev, t->nonce, t->why, sizeof(t->why)))
@@ -154,7 +146,7 @@ static void ask_agent(struct hrd_daemon *d, struct plink *l, const char *why)
 
 bool hrd_mend_down(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
-    struct plink *l = by_nonce(p, msg->body.ready.nonce);
+    struct plink *l = hrd_link_by_nonce(p, msg->body.ready.nonce);
     char why[sizeof(l->down_why)];
     if (!hrd_peer_dials(d, p->instance) || !l)
         return false;
@@ -166,7 +158,7 @@ bool hrd_mend_down(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
 bool hrd_mend_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
     const struct hrp_peer_verbs *v = &msg->body.verbs;
-    struct plink *l = by_nonce(p, v->link);
+    struct plink *l = hrd_link_by_nonce(p, v->link);
     char why[sizeof(l->down_why)];
     if (!l || v->status != HRP_OK)
         return false;

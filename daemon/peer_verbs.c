@@ -21,6 +21,7 @@
 #include "daemon/peer_impl.h"
 
 #define VERBS_TIMEOUT_MS 5000u
+#define KEEP_MS 1000u /* a class that the peer still uses is not asked for again at once */
 
 void hrd_verbs_drop(struct plink *l)
 {
@@ -59,6 +60,74 @@ static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
     hrd_member_link(d, l->peer->no, NULL); /* who waits for it asks again, and gets tcp */
 }
 
+/* ---- classes ---------------------------------------------------------------------------------------------------- */
+
+/* This class cannot be had now; another communicator may have more luck. */
+static void refuse(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void refuse(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
+{
+    struct hrd_link_want want = {.sl = l->sl, .tc = l->tc};
+    char why[sizeof(l->why)];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof(why), fmt, ap);
+    va_end(ap);
+    memcpy(l->why, why, sizeof(why));
+    hrd_verbs_drop(l);
+    hrd_member_link_refused(d, l->peer->no, &want, HRP_RESOURCE, why);
+}
+
+/* Whether one class more fits. *idle: one that nobody uses here; *closing: one is on its way out. */
+static bool class_fits(const struct hrd_daemon *d, const struct plink *l, struct plink **idle, bool *closing)
+{
+    unsigned n = 0;
+    *idle = NULL;
+    *closing = false;
+    for (struct plink *o = l->peer->links; o; o = o->next) {
+        if (o == l || o->tcp || !(o->up || (o->verbs && !o->verbs->fresh)))
+            continue;
+        n++;
+        *closing = *closing || o->closing;
+        if (o->up && o->users == 0 && !o->closing && !o->down_since && uv_now(d->loop) >= o->keep_until)
+            *idle = o;
+    }
+    return n < d->cfg.verbs_classes;
+}
+
+static void no_room_text(const struct hrd_daemon *d, const struct plink *l, char *why, size_t len)
+{
+    snprintf(why, len,
+             "service level %u with traffic class %u would be one class more than verbs_classes = %u of node "
+             "%s allows "
+             "with one peer",
+             l->sl, l->tc, d->cfg.verbs_classes, d->node_name);
+}
+
+/* CLOSE. */
+static bool got_close(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
+{
+    static const char why[] = "its class is not in use any more";
+    const struct hrp_peer_ready *r = &msg->body.ready;
+    struct plink *l = hrd_link_by_nonce(p, r->nonce);
+    if (!l || (hrd_peer_dials(d, p->instance) ? !l->closing : r->status != HRP_OK))
+        return false;
+    if (!hrd_peer_dials(d, p->instance)) {
+        bool free_here = l->users == 0 && !l->down_since;
+        hrd_verbs_send_ready(d, l, HRP_PEER_VERBS_CLOSE, l->nonce, free_here ? HRP_OK : HRP_RESOURCE, "");
+        if (free_here)
+            hrd_link_remove(d, l, why);
+        return true;
+    }
+    l->closing = false;
+    l->keep_until = uv_now(d->loop) + KEEP_MS;
+    if (r->status == HRP_OK)
+        hrd_link_remove(d, l, why);
+    hrd_peer_soon(d);
+    hrd_member_link(d, p->no, NULL);
+    return true;
+}
+
 /* ---- the own end ------------------------------------------------------------------------------------------------ */
 
 static void say_once(struct hrd_daemon *d, const char *text)
@@ -70,16 +139,16 @@ static void say_once(struct hrd_daemon *d, const char *text)
     hrd_notice("verbs: %s", text);
 }
 
-bool hrd_verbs_device(struct hrd_daemon *d, const struct hrd_verbs_device *same, struct hrd_verbs_device *dev,
-                      char *why, size_t len)
+bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, const struct hrd_verbs_device *same,
+                      struct hrd_verbs_device *dev, char *why, size_t len)
 {
     const struct hrd_config *c = &d->cfg;
     const struct hrd_net *net = &d->peers->net;
     struct hrd_verbs_want want = {.port = same ? same->port : c->verbs_port,
                                   .gid_index = c->verbs_gid_index,
                                   .pkey = c->verbs_pkey,
-                                  .sl = c->verbs_service_level,
-                                  .tc = c->verbs_traffic_class,
+                                  .sl = l->sl,
+                                  .tc = l->tc,
                                   .mtu = c->verbs_mtu,
                                   .timeout = c->verbs_timeout,
                                   .retry = c->verbs_retry,
@@ -110,12 +179,13 @@ bool hrd_verbs_device(struct hrd_daemon *d, const struct hrd_verbs_device *same,
 }
 
 /* This end's queue pairs, or the reason in t->why. */
-static void make_end(struct hrd_daemon *d, struct verbs_try *t, unsigned queues)
+static void make_end(struct hrd_daemon *d, struct plink *l, unsigned queues)
 {
+    struct verbs_try *t = l->verbs;
     struct hrd_verbs_device dev;
     void *arena;
     uint64_t bytes;
-    if (!hrd_verbs_device(d, NULL, &dev, t->why, sizeof(t->why)))
+    if (!hrd_verbs_device(d, l, NULL, &dev, t->why, sizeof(t->why)))
         return;
     hrd_agent_arena(d->agent, &arena, &bytes);
     t->conn = hrd_verbs_conn_new(&dev, queues, arena, bytes, t->nonce, d->cfg.peer_timeout_ms, t->why,
@@ -166,7 +236,7 @@ void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
             v->got[i] = t->mend ? e->got[i] : 0;
         }
     } else {
-        v->status = HRP_UNSUPPORTED;
+        v->status = t->full ? HRP_RESOURCE : HRP_UNSUPPORTED;
         msg.text = t->why;
         msg.text_len = strlen(t->why);
     }
@@ -252,10 +322,15 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
     struct verbs_try *t = hrd_verbs_try_new(d, l, v->nonce);
     t->peer_must = v->must;
     t->peer_can = v->status == HRP_OK;
-    if (v->status == HRP_OK) {
+    struct plink *idle;
+    bool closing;
+    if (!class_fits(d, l, &idle, &closing)) {
+        no_room_text(d, l, t->why, sizeof(t->why));
+        t->full = true;
+    } else if (v->status == HRP_OK) {
         struct hrd_verbs_end end = hrd_verbs_end_of(v);
         char why[sizeof(t->why)];
-        make_end(d, t, v->queues);
+        make_end(d, l, v->queues);
         if (t->conn) {
             end.queues = (uint8_t)t->conn->n; /* the dialer uses as many of its own as this end has */
             if (hrd_verbs_conn_connect(t->conn, &end, false, why, sizeof(why))) {
@@ -269,7 +344,9 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
     }
     hrd_verbs_send_end(d, l, HRP_PEER_VERBS_ANSWER);
     t->probing = t->conn != NULL;
-    if (!t->conn)
+    if (t->full)
+        refuse(d, l, "%s", t->why);
+    else if (!t->conn)
         settle(d, l, "node %s: %s", v->status == HRP_OK ? d->node_name : p->name, t->why);
     hrd_peer_soon(d);
     return true;
@@ -288,6 +365,10 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
         return hrd_mend_answer(d, l, msg);
     t->peer_must = v->must;
     t->peer_can = v->status == HRP_OK;
+    if (v->status == HRP_RESOURCE) {
+        refuse(d, l, "%.*s", (int)msg->text_len, msg->text ? msg->text : "");
+        return true;
+    }
     if (!t->conn) {
         settle(d, l, "node %s: %s", d->node_name, t->why);
         return true;
@@ -342,6 +423,8 @@ bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
         return got_offer(d, p, msg);
     case HRP_PEER_VERBS_ANSWER:
         return got_answer(d, p, msg);
+    case HRP_PEER_VERBS_CLOSE:
+        return got_close(d, p, msg);
     case HRP_PEER_VERBS_DOWN:
         return hrd_mend_down(d, p, msg);
     default:
@@ -370,8 +453,21 @@ void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l)
 
 static void start(struct hrd_daemon *d, struct plink *l)
 {
+    struct plink *idle;
+    bool closing;
+    char why[256];
+    if (!class_fits(d, l, &idle, &closing)) {
+        if (idle && !closing) {
+            idle->closing = true;
+            hrd_verbs_send_ready(d, idle, HRP_PEER_VERBS_CLOSE, idle->nonce, HRP_OK, "");
+        } else if (!closing) {
+            no_room_text(d, l, why, sizeof(why));
+            refuse(d, l, "%s", why);
+        }
+        return; /* fresh: again at the next turn */
+    }
     l->verbs->fresh = false;
-    make_end(d, l->verbs, HRD_VERBS_QUEUES_MAX);
+    make_end(d, l, HRD_VERBS_QUEUES_MAX);
     hrd_verbs_send_end(d, l, HRP_PEER_VERBS_OFFER);
 }
 

@@ -30,6 +30,7 @@ static const struct {
     [HRP_PEER_VERBS_OFFER] = {"VERBS_OFFER", sizeof(struct hrp_peer_verbs), true},
     [HRP_PEER_VERBS_ANSWER] = {"VERBS_ANSWER", sizeof(struct hrp_peer_verbs), true},
     [HRP_PEER_VERBS_READY] = {"VERBS_READY", sizeof(struct hrp_peer_ready), true},
+    [HRP_PEER_VERBS_CLOSE] = {"VERBS_CLOSE", sizeof(struct hrp_peer_ready), false},
     [HRP_PEER_VERBS_DOWN] = {"VERBS_DOWN", sizeof(struct hrp_peer_ready), true},
 };
 
@@ -128,6 +129,7 @@ static bool config_ok(const struct hrp_comm_config *c)
 {
     return c->algo < HRP_NALGOS && c->reproducible <= HRP_ON && c->wire_f32 <= HRP_ON && c->transport <= 2 &&
            (c->require & ~(HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P)) == 0 &&
+           c->service_level <= 15 && c->class_set <= (HRP_CLASS_SL | HRP_CLASS_TC) &&
            all_zero(c->reserved, sizeof(c->reserved));
 }
 
@@ -202,6 +204,9 @@ static bool body_ok(const struct hrp_peer_msg *m)
     case HRP_PEER_VERBS_DOWN:
         return m->body.ready.nonce != 0 && m->body.ready.status == HRP_PEER_LOST &&
                m->body.ready.reserved == 0;
+    case HRP_PEER_VERBS_CLOSE:
+        return m->body.ready.nonce != 0 && m->body.ready.reserved == 0 &&
+               (m->body.ready.status == HRP_OK || m->body.ready.status == HRP_RESOURCE);
     case HRP_PEER_VERBS_READY:
         return m->body.ready.nonce != 0 && m->body.ready.status != HRP_IN_PROGRESS &&
                m->body.ready.status < HRP_NSTATUS && m->body.ready.reserved == 0;

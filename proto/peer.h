@@ -117,7 +117,10 @@ enum hrp_peer_type {
         16, /* each: messages went both ways, or what happened; both HRP_OK: the link is up */
     HRP_PEER_VERBS_DOWN =
         17, /* the other to the dialer: its end of the link with that nonce broke (text); make it anew */
-    HRP_PEER_NTYPES = 18,
+    /* Dialer: the link with that nonce (status HRP_OK) serves nobody here, may it go? The other: it is gone (HRP_OK), or
+       it serves somebody (HRP_RESOURCE). */
+    HRP_PEER_VERBS_CLOSE = 18,
+    HRP_PEER_NTYPES = 19,
 };
 
 struct hrp_peer_hdr {
@@ -227,8 +230,8 @@ struct hrp_peer_verbs {                   /* OFFER, ANSWER */
 };
 _Static_assert(sizeof(struct hrp_peer_verbs) == 184, "layout");
 
-struct hrp_peer_ready { /* READY, DOWN */
-    uint64_t nonce;     /* READY: of the attempt; DOWN: of the link */
+struct hrp_peer_ready { /* READY, DOWN, CLOSE */
+    uint64_t nonce;     /* READY: of the attempt; DOWN, CLOSE: of the link */
     uint32_t status;    /* DOWN: HRP_PEER_LOST */
     uint32_t reserved;
 };

@@ -137,9 +137,14 @@ struct hrp_comm_config {
     uint8_t transport;      /* 0 default (resolved: whatever the daemons' links are), 1 tcp, 2 verbs */
     uint32_t require;       /* bits: HRP_REQUIRE_* */
     uint8_t overlap;        /* enum hrp_overlap; an op's own flags go before */
-    uint8_t reserved[15];
+    /* Class of verbs links: those of HRP_CLASS_* in class_set are the job's, the others are filled in by the root. */
+    uint8_t service_level, traffic_class;
+    uint8_t class_set;
+    uint8_t reserved[12];
 };
 _Static_assert(sizeof(struct hrp_comm_config) == 32, "layout");
+#define HRP_CLASS_SL 1u
+#define HRP_CLASS_TC 2u
 #define HRP_REQUIRE_VERBS 1u
 #define HRP_REQUIRE_GDR 2u
 #define HRP_REQUIRE_P2P 4u

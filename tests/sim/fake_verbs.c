@@ -831,6 +831,17 @@ void fake_verbs_set_gid(const char *ipv4)
     unlock();
 }
 
+unsigned fake_verbs_qps(uint8_t sl, uint8_t tc)
+{
+    unsigned n = 0;
+    lock();
+    for (const struct fqp *q = w.qps; q; q = q->next)
+        n += q->rtr.qp_state == IBV_QPS_RTR && q->rtr.ah_attr.sl == sl &&
+             q->rtr.ah_attr.grh.traffic_class == tc;
+    unlock();
+    return n;
+}
+
 void fake_verbs_cq_limit(int entries)
 {
     w.cq_limit = entries;

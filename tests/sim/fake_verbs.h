@@ -81,6 +81,8 @@ void fake_verbs_cq_limit(int entries);
 unsigned fake_verbs_objects(void);
 /* How often a sender met a receiver without a buffer. */
 unsigned fake_verbs_rnr(void);
+/* Queue pairs that live and were connected with this class. */
+unsigned fake_verbs_qps(uint8_t sl, uint8_t tc);
 /* Attributes of the last transition to RTR. */
 struct ibv_qp_attr fake_verbs_last_rtr(void);
 

@@ -245,6 +245,13 @@ const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const struct h
     return verbs ? "verbs" : "tcp";
 }
 
+void hrd_link_use(struct hrd_daemon *d, uint32_t link, int by)
+{
+    (void)d;
+    (void)link;
+    (void)by;
+}
+
 bool hrd_peer_half_verbs(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want)
 {
     (void)d;

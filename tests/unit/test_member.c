@@ -406,6 +406,42 @@ static void test_transport(void **state)
     finish(2);
 }
 
+/* Service level and traffic class: the job's, or else the root node's, for all nodes alike. */
+static void test_class(void **state)
+{
+    (void)state;
+    w_begin(17);
+    w[0].d.cfg.verbs_service_level = 2;
+    w[1].d.cfg.verbs_service_level = 9;
+    for (int i = 0; i < 2; i++) {
+        rank[i] = w_process(i, 1000);
+        struct hrp_msg_join j = w_join_of("class", 0, (uint32_t)i, 2);
+        j.config.class_set = HRP_CLASS_TC;
+        j.config.traffic_class = 106;
+        w_join_msg(rank[i], &j);
+    }
+    w_settle();
+    all_joined(2);
+    for (int i = 0; i < 2; i++) {
+        assert_true(w[i].comm[0].used);
+        assert_int_equal(w[i].comm[0].config.service_level, 2);
+        assert_int_equal(w[i].comm[0].config.traffic_class, 106);
+    }
+    for (int i = 0; i < 2; i++) {
+        struct hrp_msg_join j = w_join_of("classes", 0, (uint32_t)i, 2);
+        j.config.class_set = HRP_CLASS_SL;
+        j.config.service_level = (uint8_t)(4 + i);
+        w_join_msg(rank[i], &j);
+    }
+    w_settle();
+    HAS(rank[1]->text, "'service level'");
+    w_die(rank[0]);
+    w_die(rank[1]);
+    w_settle();
+    assert_null(w_leftover());
+    w_end();
+}
+
 static void test_no_slot(void **state)
 {
     (void)state;
@@ -507,6 +543,7 @@ int main(void)
         cmocka_unit_test(test_wrong_configuration),
         cmocka_unit_test(test_what_this_version_cannot),
         cmocka_unit_test(test_transport),
+        cmocka_unit_test(test_class),
         cmocka_unit_test(test_no_slot),
         cmocka_unit_test(test_unique_id),
         cmocka_unit_test(test_id_that_leads_to_myself),

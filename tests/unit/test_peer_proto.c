@@ -109,6 +109,9 @@ static struct hrp_peer_msg sample(unsigned type)
         m.body.ready = (struct hrp_peer_ready){.nonce = 5, .status = HRP_TIMEOUT};
         m.text = "nothing came";
         break;
+    case HRP_PEER_VERBS_CLOSE:
+        m.body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_RESOURCE};
+        break;
     case HRP_PEER_VERBS_DOWN:
         m.body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_PEER_LOST};
         m.text = "RETRY_EXC_ERR";
@@ -329,6 +332,10 @@ static void test_verbs_fields(void **state)
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.psn[2] = 1);
     WRONG(HRP_PEER_VERBS_ANSWER, m.body.verbs.status = HRP_OK);
     WRONG(HRP_PEER_VERBS_ANSWER, m.body.verbs.qpn[0] = 1);
+    WRONG(HRP_PEER_VERBS_CLOSE, m.body.ready.status = HRP_PEER_LOST);
+    WRONG(HRP_PEER_VERBS_CLOSE, m.body.ready.nonce = 0);
+    WRONG(HRP_PEER_JOIN, m.body.join.config.service_level = 16);
+    WRONG(HRP_PEER_JOIN, m.body.join.config.class_set = 4);
     WRONG(HRP_PEER_VERBS_DOWN, m.body.ready.status = HRP_OK);
     WRONG(HRP_PEER_VERBS_DOWN, m.body.ready.nonce = 0);
     WRONG(HRP_PEER_VERBS_READY, m.body.ready.nonce = 0);

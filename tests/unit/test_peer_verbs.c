@@ -491,6 +491,117 @@ static void test_mend_out_of_place(void **state)
     }
 }
 
+/* ---- classes ---------------------------------------------------------------------------------------------------- */
+
+/* Until both ends have the link, or the dialer is refused; 0, or its number on that end. */
+static bool get(const struct hrd_link_want *want, uint32_t link[2])
+{
+    struct plink *l = hrd_link_class(&d[0], peer_of(0), want->sl, want->tc);
+    l->why[0] = '\0';
+    for (int i = 0; i < 20000; i++) {
+        if (hrd_peer_link(&d[0], peer_of(0)->no, want, &link[0]) == 1 &&
+            hrd_peer_link(&d[1], peer_of(1)->no, want, &link[1]) == 1)
+            return true;
+        if (l->why[0])
+            return false;
+        turn();
+    }
+    fail_msg("no answer about the link of a class");
+    return false;
+}
+
+static void use(const uint32_t link[2], int by)
+{
+    for (int i = 0; i < 2; i++)
+        hrd_link_use(&d[i], link[i], by);
+}
+
+static void refused(const struct hrd_link_want *want, const char *words)
+{
+    uint32_t link[2];
+    assert_false(get(want, link));
+    const char *why = hrd_link_class(&d[0], peer_of(0), want->sl, want->tc)->why;
+    if (!strstr(why, words))
+        fail_msg("'%s' does not say '%s'", why, words);
+}
+
+/* Each class has queue pairs of its own, with its attributes on both ends, as many as verbs_classes says. */
+static void test_classes(void **state)
+{
+    (void)state;
+    static const struct hrd_link_want want[4] = {
+        {.sl = 0}, {.sl = 3, .tc = 106}, {.sl = 3, .tc = 8}, {.sl = 15, .tc = 255}};
+    uint32_t link[4][2], again[2];
+    begin();
+    for (int i = 0; i < 2; i++)
+        d[i].cfg.verbs_classes = 3;
+    for (int k = 0; k < 3; k++) {
+        assert_true(get(&want[k], link[k]));
+        assert_int_equal(fake_verbs_qps(want[k].sl, want[k].tc), 4); /* two on each end */
+        assert_true(get(&want[k], again));
+        assert_int_equal(again[0], link[k][0]);
+        use(link[k], 1);
+    }
+    unsigned objects = fake_verbs_objects();
+    assert_int_not_equal(link[0][0], link[1][0]);
+    assert_int_not_equal(link[1][0], link[2][0]);
+    refused(&want[3],
+            "service level 15 with traffic class 255 would be one class more than verbs_classes = 3 of "
+            "node n0 allows");
+    hrd_link_use(&d[0], link[1][0], -1); /* but not on the other end */
+    refused(&want[3], "verbs_classes = 3 of node n0");
+    hrd_link_use(&d[1], link[1][1], -1);
+    bool got = false;
+    for (int i = 0; i < 40 && !got; i++) { /* it was just told that the other end uses it */
+        got = get(&want[3], link[3]);
+        for (int k = 0; k < 100; k++)
+            turn();
+    }
+    assert_true(got);
+    assert_int_equal(fake_verbs_qps(3, 106), 0);
+    assert_int_equal(fake_verbs_qps(15, 255), 4);
+    assert_int_equal(fake_verbs_objects(), objects);
+    assert_int_equal(d[0].peers->lost + d[1].peers->lost, 0);
+    end();
+    begin();
+    d[1].cfg.verbs_classes = 1;
+    assert_true(get(&want[0], link[0]));
+    refused(&want[1], "verbs_classes = 1 of node n1");
+    end();
+}
+
+/* A class keeps its attributes over a new path. */
+static void test_mended_class(void **state)
+{
+    (void)state;
+    static const struct hrd_link_want want = {.sl = 5, .tc = 32};
+    uint32_t link[2];
+    begin();
+    assert_true(get(&want, link));
+    hrd_agent_link_interrupt(d[0].agent, link[0], "the path failed");
+    for (int i = 0; i < 20000 && !(hrd_link_by_id(d[0].peers, link[0])->mended &&
+                                   hrd_link_by_id(d[1].peers, link[1])->mended);
+         i++)
+        turn();
+    assert_int_equal(fake_verbs_qps(5, 32), 4);
+    end();
+}
+
+/* CLOSE of a link that is none, and an answer that nobody asked for. */
+static void test_close_out_of_place(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        begin();
+        link_up(true);
+        struct hrp_peer_msg msg = {.type = HRP_PEER_VERBS_CLOSE};
+        msg.body.ready.nonce = kind ? verbs_of(0)->nonce : 77;
+        hrd_peer_send(&d[kind], peer_of(kind)->no, &msg);
+        wait_lost();
+        end();
+    }
+}
+
 int main(void)
 {
     hrd_log_set_level(HRD_LOG_WARNING);
@@ -507,6 +618,9 @@ int main(void)
         cmocka_unit_test(test_out_of_place),
         cmocka_unit_test(test_mended),
         cmocka_unit_test(test_mended_later),
+        cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_mended_class),
+        cmocka_unit_test(test_close_out_of_place),
         cmocka_unit_test(test_other_devices),
         cmocka_unit_test(test_not_mended),
         cmocka_unit_test(test_end_while_mending),

@@ -89,6 +89,8 @@ class _Config(ctypes.Structure):
         ("wire_f32", ctypes.c_int),
         ("transport", ctypes.c_int),
         ("require", ctypes.c_uint32),
+        ("service_level", ctypes.c_int),
+        ("traffic_class", ctypes.c_int),
     ]
 
 
@@ -188,7 +190,18 @@ def get_unique_id():
     return ctypes.string_at(ctypes.byref(uid), ctypes.sizeof(uid))
 
 
-def _config(socket=None, setup_timeout=0, op_timeout=0, algo=0, reproducible=None, wire_f32=None, transport=0, require=0):
+def _config(
+    socket=None,
+    setup_timeout=0,
+    op_timeout=0,
+    algo=0,
+    reproducible=None,
+    wire_f32=None,
+    transport=0,
+    require=0,
+    service_level=None,
+    traffic_class=None,
+):
     def tristate(value):
         return 0 if value is None else 2 if value else 1
 
@@ -205,6 +218,8 @@ def _config(socket=None, setup_timeout=0, op_timeout=0, algo=0, reproducible=Non
         tristate(wire_f32),
         transport,
         require,
+        0 if service_level is None else service_level + 1,
+        0 if traffic_class is None else traffic_class + 1,
     )
 
 
@@ -325,7 +340,7 @@ class Comm:
     def from_name(cls, name, **config):
         """Joins the ranks of this job that use the same name; rank and size come from the launcher (torchrun,
         mpirun, srun). config: socket, setup_timeout and op_timeout in seconds (float("inf"): none), algo,
-        reproducible, wire_f32, transport, require, as in hclient_comm_config_t."""
+        reproducible, wire_f32, transport, require, service_level, traffic_class, as in hclient_comm_config_t."""
         handle = _P()
         settings = _config(**config)
         _call("hclient_comm_init_name", ctypes.byref(handle), os.fsencode(name), ctypes.byref(settings))
