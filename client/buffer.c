@@ -298,10 +298,6 @@ hclient_result_t hclient_comm_register(hclient_comm_t comm, void *buff, size_t s
                      "hclient_comm_register: buff %p, size %zu, handle %p: give a buffer and a place for the "
                      "handle",
                      buff, size, (void *)handle);
-    else if (hcl_is_cuda_pointer(buff))
-        r = hcl_fail(
-            HCLIENT_UNSUPPORTED,
-            "hclient_comm_register: %p is GPU memory; GPU buffers are not built yet, use host memory", buff);
     else if ((reg = calloc(1, sizeof(*reg))) == NULL)
         r = hcl_fail(HCLIENT_RESOURCE, "out of memory");
     if (r == HCLIENT_OK) {

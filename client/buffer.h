@@ -34,7 +34,4 @@ bool hcl_regions_take(struct hcl_regions *r, uintptr_t base, struct hcl_region *
 /* Whether [p, p + len) lies in one region; then its id and the offset of p in it. */
 bool hcl_regions_find(struct hcl_regions *r, const void *p, size_t len, uint32_t *id, uint64_t *offset);
 
-/* 1: device memory of CUDA; 0: not, or CUDA is not in this process. */
-int hcl_is_cuda_pointer(const void *p);
-
 #endif

@@ -44,8 +44,12 @@ struct hcl_way {
                               bool *rings);
     uint64_t ready; /* chunks that are ready from the start: HRP_CHUNK_ALL or 0 */
     bool in_stage;  /* the op is one of the stage's queue */
+    bool in_stream; /* ... of a CUDA stream: see gpu.h */
 };
 
+/* Under post_lock: waits until no op of the other kind (of streams, of the stage) uses the next `bytes` of the window;
+   among themselves they see to it. */
+void hcl_stage_make_room(struct hcl_comm *comm, uint64_t bytes, bool gpu);
 /* Under post_lock: gives op its place in the stream of the comm's window, which exists, and desc that place. */
 void hcl_stage_place(struct hcl_comm *comm, const struct hcl_call *c, struct hcl_op *op,
                      struct hrp_desc *desc);

@@ -6,6 +6,7 @@
 #include "client/call.h"
 #include "client/comm.h"
 #include "client/futex.h"
+#include "client/gpu.h"
 #include "proto/ring.h"
 #include "proto/status.h"
 
@@ -15,12 +16,8 @@
 /* ----------------------------------------------------------------------------------------------- checks */
 
 static hclient_result_t check_kinds(const struct hcl_comm *comm, const struct hcl_call *c, int dtype,
-                                    int redop, int root, const void *stream)
+                                    int redop, int root)
 {
-    if (stream != NULL)
-        return hcl_fail(HCLIENT_UNSUPPORTED,
-                        "%s: stream is %p, it must be NULL: GPU buffers and streams are not built yet",
-                        c->name, stream);
     if (dtype < 0 || dtype >= HRP_NDTYPES)
         return hcl_fail(HCLIENT_INVALID_ARGUMENT, "%s: dtype %d is unknown; use HCLIENT_FLOAT32, ...",
                         c->name, dtype);
@@ -117,7 +114,7 @@ static bool takes_shared(struct hcl_comm *comm, const struct hcl_call *c, struct
 
 const struct hcl_way hcl_way_shared = {.takes = takes_shared, .ready = HRP_CHUNK_ALL};
 
-static const struct hcl_way *const ways[] = {&hcl_way_shared, &hcl_way_staged};
+static const struct hcl_way *const ways[] = {&hcl_way_gpu_staged, &hcl_way_shared, &hcl_way_staged};
 
 /* Under post_lock: the way the call goes. */
 static hclient_result_t choose(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
@@ -141,6 +138,7 @@ static struct hcl_op *fill_slot(struct hcl_comm *comm, const struct hcl_call *c,
     op->number = number;
     op->complete = false;
     op->staged = way->in_stage;
+    op->gpu = way->in_stream;
     op->result = HCLIENT_OK;
     op->sig = c->sig;
     pthread_mutex_unlock(&comm->lock);
@@ -192,7 +190,7 @@ static hclient_result_t post_locked(struct hcl_comm *comm, const struct hcl_call
     if (r == HCLIENT_OK && way->start != NULL)
         r = way->start(comm, c, op, &rang);
     if (r != HCLIENT_OK) {
-        hcl_comm_end(comm, (uint32_t)r, hclient_last_error(NULL)); /* results are statuses, by number */
+        hcl_comm_give_up(comm, r, hclient_last_error(NULL));
         return r;
     }
     if (!rang)
@@ -220,14 +218,14 @@ static hclient_result_t post(hclient_comm_t handle, struct hcl_comm *comm, const
 
 static hclient_result_t collective(hclient_comm_t handle, const char *name, enum hrp_coll coll,
                                    const void *send, void *recv, uint64_t count, int dtype, int redop,
-                                   int root, const void *stream, hclient_op_t *op)
+                                   int root, void *stream, hclient_op_t *op)
 {
     struct hcl_comm *comm;
     hclient_result_t r = hcl_comm_enter(handle, name, &comm);
     if (r != HCLIENT_OK)
         return r;
-    struct hcl_call c = {.name = name, .send = send, .recv = recv};
-    r = check_kinds(comm, &c, dtype, redop, root, stream);
+    struct hcl_call c = {.name = name, .send = send, .recv = recv, .stream = stream};
+    r = check_kinds(comm, &c, dtype, redop, root);
     if (r == HCLIENT_OK) {
         c.sig = (struct hrp_sig){.count = count,
                                  .root = (uint32_t)root,

@@ -9,6 +9,7 @@
 
 #include "client/bootstrap.h"
 #include "client/futex.h"
+#include "client/gpu.h"
 #include "proto/status.h"
 
 /* When the caller leaves the setup timeout to the daemon, that decides; this only bounds the wait. */
@@ -16,6 +17,7 @@
 #define JOIN_MARGIN_NS (30 * HCL_SEC)
 #define ABORT_SEND_NS (300 * HCL_MS)
 #define ABORT_ALL_NS (900 * HCL_MS)
+#define STREAMS_NS (10 * HCL_SEC) /* how long destroying waits for CUDA streams */
 
 hclient_result_t hcl_comm_enter(hclient_comm_t handle, const char *call, struct hcl_comm **comm)
 {
@@ -179,6 +181,17 @@ void hcl_comm_end(struct hcl_comm *comm, uint32_t status, const char *text)
             hcl_op_complete(comm, number, (hclient_result_t)status, comm->verdict_text);
     }
     hcl_comm_wake(comm);
+}
+
+void hcl_comm_give_up(struct hcl_comm *comm, hclient_result_t result, const char *why)
+{
+    char text[HRP_OP_TEXT];
+    struct hrp_msg msg = {.type = HRP_MSG_ABORT, .text = text};
+    int n = snprintf(text, sizeof(text), "rank %u: %s", comm->rank, why);
+    msg.text_len = (size_t)n < sizeof(text) ? (size_t)n : sizeof(text) - 1;
+    msg.body.slot.slot = comm->slot;
+    hcl_send_only(comm->ctx, &msg, HRP_MSG_DONE);
+    hcl_comm_end(comm, (uint32_t)result, why); /* results are statuses, by number */
 }
 
 /* ---------------------------------------------------------------------------------------------- joining */
@@ -433,6 +446,32 @@ static void unlink_comm(struct hcl_comm *comm)
     pthread_mutex_unlock(&comm->ctx->lock);
 }
 
+/*
+ * Streams that have not passed their ops are let go as by an abort: after LEAVE nobody would raise their words. False: some
+ * have not come yet. What they will read and write then stays, with all the session, for the rest of the process.
+ */
+static bool release_streams(struct hcl_comm *comm)
+{
+    if (comm->gpu == NULL)
+        return true;
+    if (hcl_gpu_pending(comm) && !hcl_context_lost(comm->ctx)) {
+        char text[96];
+        struct hrp_msg msg = {.type = HRP_MSG_ABORT, .text = text};
+        msg.text_len =
+            (size_t)snprintf(text, sizeof(text), "rank %u destroyed it while ops were pending", comm->rank);
+        msg.body.slot.slot = comm->slot;
+        hcl_request(comm->ctx, &msg, NULL, 0, HRP_MSG_DONE, HCL_REPLY_NS, NULL);
+    }
+    if (hcl_gpu_deinit(comm, STREAMS_NS))
+        return true;
+    hcl_log(HCLIENT_LOG_WARN,
+            "a communicator of %u ranks was destroyed while a CUDA stream had not come to its last op on it "
+            "for %llu s; its "
+            "memory is kept. Synchronize streams before hclient_comm_destroy",
+            comm->nranks, (unsigned long long)(STREAMS_NS / HCL_SEC));
+    return false;
+}
+
 hclient_result_t hclient_comm_destroy(hclient_comm_t handle)
 {
     HCL_ENTER();
@@ -449,6 +488,8 @@ hclient_result_t hclient_comm_destroy(hclient_comm_t handle)
     }
     struct hcl_context *ctx = comm->ctx;
     hclient_result_t r = HCLIENT_OK;
+    if (!release_streams(comm))
+        return HCLIENT_OK; /* without LEAVE: the slot and its words are not used again */
     if (!hcl_context_lost(ctx)) {
         struct hrp_msg msg = {.type = HRP_MSG_LEAVE};
         msg.body.slot.slot = comm->slot;

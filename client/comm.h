@@ -24,10 +24,12 @@ struct hcl_op {
     uint64_t number; /* under lock; 0: never used */
     bool complete;   /* under lock: the result is known and the library is done with the buffers */
     bool staged;     /* under lock */
+    bool gpu;        /* under lock: of a stream, see gpu.h */
     hclient_result_t result;
     struct hrp_sig sig;
 
-    /* Staged ops: written by the poster before it queues the op, then by the copier alone. */
+    /* Staged ops: written by the poster before it queues the op, then by the copier alone; ops of a stream: under
+       post_lock, in and out count what is enqueued. */
     bool sends; /* this rank has input: on a broadcast only the root */
     const char *send;
     char *recv;
@@ -36,6 +38,7 @@ struct hcl_op {
     uint64_t nchunks;
     _Atomic uint64_t in; /* chunks whose input is in the window */
     uint64_t out;        /* chunks that were copied out: their window bytes are free */
+    void *stream;        /* ops of a stream: it */
 };
 
 struct hcl_failure {
@@ -81,6 +84,7 @@ struct hcl_comm {
     pthread_mutex_t post_lock;
     _Atomic uint64_t posted; /* number of the last op */
     struct hcl_stage stage;
+    struct hcl_gpu *gpu; /* NULL until the first op of a stream; set under post_lock and lock */
 
     pthread_mutex_t lock;
     struct hcl_op ops[HRP_OP_SLOTS];
@@ -126,6 +130,10 @@ bool hcl_comm_last_error(hclient_comm_t handle, char *buf, size_t size);
    afterwards. */
 void hcl_comm_end(struct hcl_comm *comm, uint32_t status, const char *text);
 void hcl_comm_wake(struct hcl_comm *comm);
+/* The same after this rank broke off an op that the daemon knows of: all ranks are told. */
+void hcl_comm_give_up(struct hcl_comm *comm, hclient_result_t result, const char *text);
+/* The session is lost: once the daemon lets go for certain, releases whoever waits for its words. Whether it did. */
+bool hcl_comm_poison(struct hcl_comm *comm);
 /* Whether the daemon has ops of it to do. */
 bool hcl_comm_pending(struct hcl_comm *comm);
 /* Watcher: says once that the comm failed. */

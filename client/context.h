@@ -20,6 +20,11 @@
 #define HCL_REPLY_NS (10 * HCL_SEC) /* for requests that the daemon answers at once */
 #define HCL_ALLOC_NS (60 * HCL_SEC) /* for memory, which it must first fill */
 
+/* How long the daemon has, after a comm failed or was aborted, to let go of the buffers of an op: longer than it may be
+   silent (10 s), so that no buffer is handed back which a slow daemon may still write. It answers in milliseconds, or aborts itself
+   when its own threads do not let go within a second. */
+#define HCL_LET_GO_NS (11 * HCL_SEC)
+
 struct hcl_comm;
 
 /* A request on its way; owned by the thread that waits, or by the context once that has given up. */
@@ -76,6 +81,8 @@ struct hcl_context {
     uint64_t beat;       /* heartbeat as last seen */
     unsigned beat_stale; /* ticks since it changed */
     uint64_t next_tick;
+    _Atomic uint64_t lost_since; /* first time anybody wanted to release streams; 0: not yet */
+    _Atomic unsigned spoil_rounds;
 };
 
 /* path NULL: HREDUCE_SOCKET or the default. *out: with a reference for the caller. */

@@ -323,30 +323,35 @@ void hcl_stage_end(struct hcl_comm *comm)
 
 /* --------------------------------------------------------------------------------------------- the way */
 
-static hclient_result_t check_memory(const struct hcl_call *c, const char *what, const char *p,
-                                     uint64_t bytes)
+void hcl_stage_make_room(struct hcl_comm *comm, uint64_t bytes, bool gpu)
 {
-    if (bytes == 0 || !hcl_is_cuda_pointer(p))
-        return HCLIENT_OK;
-    return hcl_fail(HCLIENT_UNSUPPORTED,
-                    "%s: %s %p is GPU memory; GPU buffers are not built yet, copy to host memory", c->name,
-                    what, (const void *)p);
+    struct hcl_stage *stage = &comm->stage;
+    for (unsigned i = 0; i < HRP_OP_SLOTS; i++) {
+        const struct hcl_op *op = &comm->ops[i];
+        pthread_mutex_lock(&comm->lock);
+        bool other = op->number != 0 && !op->complete && (gpu ? op->staged : op->gpu && op->bytes > 0);
+        uint64_t number = op->number;
+        pthread_mutex_unlock(&comm->lock);
+        /* A page or two more than it takes: places are aligned. */
+        if (other && stage->next + bytes + 2 * (uint64_t)HRP_PAGE > op->base + stage->bytes)
+            hcl_wait_complete(comm, number);
+    }
 }
 
 static bool takes_staged(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
                          hclient_result_t *result)
 {
     (void)desc;
-    hclient_result_t r = check_memory(c, "send", c->send, c->send_bytes);
-    if (r == HCLIENT_OK)
-        r = check_memory(c, "recv", c->recv, c->recv_bytes);
+    hclient_result_t r = HCLIENT_OK;
     uint64_t bytes = hrp_sig_bytes(&c->sig, comm->nranks);
-    if (r == HCLIENT_OK && bytes / HRP_STAGE_CHUNK >= HRP_CHUNK_ALL - 1)
+    if (bytes / HRP_STAGE_CHUNK >= HRP_CHUNK_ALL - 1)
         r = hcl_fail(HCLIENT_UNSUPPORTED,
                      "%s: %" PRIu64 " bytes are too many for ordinary memory (less than %" PRIu64
                      "); use memory of hclient_mem_alloc",
                      c->name, bytes, HRP_STAGE_CHUNK * (HRP_CHUNK_ALL - 1));
     *result = r == HCLIENT_OK ? hcl_stage_window(comm) : r;
+    if (*result == HCLIENT_OK)
+        hcl_stage_make_room(comm, bytes, false);
     return true;
 }
 
@@ -359,10 +364,12 @@ void hcl_stage_place(struct hcl_comm *comm, const struct hcl_call *c, struct hcl
     op->recv = c->recv;
     op->bytes = hrp_sig_bytes(&c->sig, comm->nranks);
     op->nchunks = (op->bytes + HRP_STAGE_CHUNK - 1) / HRP_STAGE_CHUNK;
-    op->base = stage->next;
+    /* A small op of a stream has a page of the window for itself, see gpu_staged.c. */
+    uint64_t align = op->gpu && op->bytes < HRP_PAGE ? HRP_PAGE : HRP_LINE;
+    op->base = (stage->next + align - 1) / align * align;
     op->out = 0;
     atomic_store_explicit(&op->in, 0, memory_order_relaxed);
-    stage->next += (op->bytes + HRP_LINE - 1) / HRP_LINE * HRP_LINE;
+    stage->next = op->base + (op->bytes + align - 1) / align * align;
     struct hrp_bufref window = {.kind = HRP_BUF_WINDOW, .offset = op->base};
     desc->in = c->send_bytes > 0 ? window : (struct hrp_bufref){.kind = HRP_BUF_NONE};
     desc->out = window;

@@ -6,6 +6,7 @@
 
 #include "client/comm.h"
 #include "client/futex.h"
+#include "client/gpu.h"
 #include "proto/status.h"
 
 /*
@@ -16,12 +17,8 @@
 #define SPIN_BYTES (UINT64_C(2) << 20)
 #define LOOKS_PER_YIELD 32
 #define CHECK_NS (500 * HCL_MS) /* how long a waiter sleeps before it looks after daemon and comm */
+#define PASS_NS (HCL_MS / 50)   /* between looks at a stream that has only its copies left */
 #define FEED_NS (HCL_MS)        /* ... while it also feeds ops other than its own */
-/* How long the daemon has, after a comm failed or was aborted, to let go of the buffers of an op: longer than it may be
-   silent (10 s), so that no buffer is handed back which a slow daemon may still write. It answers in milliseconds, or aborts itself
-   when its own threads do not let go within a second. */
-#define LET_GO_NS (11 * HCL_SEC)
-
 bool hcl_op_over(struct hcl_comm *comm, uint64_t number, uint64_t *chunks, struct hcl_outcome *outcome)
 {
     unsigned slot = number % HRP_OP_SLOTS;
@@ -71,7 +68,7 @@ static void check_end(struct hcl_comm *comm)
     if (!aborted && atomic_load_explicit(&comm->area->state, memory_order_acquire) != HRP_COMM_FAILED)
         return;
     uint64_t now = hcl_now(), since = 0;
-    if (atomic_compare_exchange_strong(&comm->ending_since, &since, now) || now - since < LET_GO_NS)
+    if (atomic_compare_exchange_strong(&comm->ending_since, &since, now) || now - since < HCL_LET_GO_NS)
         return;
     char text[HRP_COMM_TEXT + 1];
     uint32_t status = hcl_comm_state(comm, text, sizeof(text));
@@ -84,6 +81,8 @@ struct look {
     bool complete;
     bool staged;
     bool fed;
+    bool gpu;
+    bool over; /* the daemon is done; of a stream it is awaited that it passes */
     bool soon; /* small enough that it may complete within SPIN_NS */
 };
 
@@ -114,7 +113,9 @@ static struct look look_at(struct hcl_comm *comm, uint64_t number)
         look.fed = op->staged && atomic_load_explicit(&op->in, memory_order_relaxed) == op->nchunks;
         look.soon = hrp_sig_bytes(&op->sig, comm->nranks) <= SPIN_BYTES;
         look.complete = false;
-        over = !op->staged && hcl_op_over(comm, number, &chunks, &outcome);
+        look.gpu = op->gpu;
+        look.over = !op->staged && hcl_op_over(comm, number, &chunks, &outcome);
+        over = look.over && (!op->gpu || hcl_gpu_passed(comm, number));
     }
     pthread_mutex_unlock(&comm->lock);
     if (over) {
@@ -183,7 +184,10 @@ static bool wait_round(struct hcl_comm *comm, uint64_t number, bool *spun)
     check_end(comm);
     if (turn >= HCL_STAGE_MOVED || atomic_load_explicit(&comm->verdict, memory_order_acquire) != 0)
         return false;
-    if (look.staged && turn == HCL_STAGE_BUSY) {
+    if (look.gpu && look.over) {
+        struct timespec ts = hcl_timespec(PASS_NS);
+        nanosleep(&ts, NULL);
+    } else if (look.staged && turn == HCL_STAGE_BUSY) {
         sleep_for_turn(stage, turns);
     } else if (look.staged && !look.fed) {
         /* Only room in the window helps, which the oldest op frees. (It changed: look again.) */

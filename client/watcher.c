@@ -14,12 +14,14 @@
 #include "client/comm.h"
 #include "client/context.h"
 #include "client/futex.h"
+#include "client/gpu.h"
 #include "proto/fdpass.h"
 #include "proto/status.h"
 
 #define TICK_NS HCL_SEC
 #define STALE_TICKS 10u
 #define POISON_NS (100 * HCL_MS)
+#define SPOIL_ROUNDS 10u
 /* Between looks at staged ops: soon after one moved, else later. */
 #define FEED_FAST_NS (HCL_MS / 5)
 #define FEED_SLOW_NS (HCL_MS)
@@ -93,16 +95,31 @@ static uint64_t feed(struct hcl_context *ctx, const struct ref *v, size_t n)
     return next;
 }
 
+bool hcl_comm_poison(struct hcl_comm *comm)
+{
+    struct hcl_context *ctx = comm->ctx;
+    /* A daemon that lives and has ended the session lets go within HCL_LET_GO_NS, or aborts itself. */
+    uint64_t now = hcl_now(), since = 0;
+    if (!atomic_load(&ctx->dead) &&
+        (atomic_compare_exchange_strong(&ctx->lost_since, &since, now) || now - since < HCL_LET_GO_NS))
+        return false;
+    /* What streams copy when they are released must not look like numbers. */
+    if (!hcl_gpu_spoil(comm) && atomic_fetch_add(&ctx->spoil_rounds, 1) < SPOIL_ROUNDS)
+        return false;
+    for (unsigned k = 0; k < HRP_OP_SLOTS; k++) {
+        atomic_store_explicit(&comm->area->flags[k].done, HRP_FLAG_POISON, memory_order_release);
+        hcl_futex_wake(hcl_low_word(&comm->area->flags[k].done));
+    }
+    return true;
+}
+
 static void poison(const struct ref *v, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         struct hcl_comm *c = hcl_handle_get(v[i].handle);
         if (c == NULL)
             continue;
-        for (unsigned k = 0; k < HRP_OP_SLOTS; k++) {
-            atomic_store_explicit(&c->area->flags[k].done, HRP_FLAG_POISON, memory_order_release);
-            hcl_futex_wake(hcl_low_word(&c->area->flags[k].done));
-        }
+        hcl_comm_poison(c);
         hcl_handle_put(v[i].handle);
     }
 }
@@ -137,6 +154,7 @@ static void tick(struct hcl_context *ctx, const struct ref *v, size_t n)
             continue;
         pending = hcl_comm_pending(c) || pending;
         hcl_comm_report(c);
+        hcl_gpu_harvest(c);
         hcl_handle_put(v[i].handle);
     }
     check_heartbeat(ctx, pending);
@@ -170,7 +188,7 @@ static uint64_t duties(struct hcl_context *ctx)
         atomic_store(&ctx->feeding, f != 0);
         if (f == 0 && feed(ctx, v, n) != 0)
             wait = FEED_FAST_NS;
-    } else if (atomic_load(&ctx->dead) && n > 0) {
+    } else if (n > 0) {
         poison(v, n);
         wait = POISON_NS;
     }

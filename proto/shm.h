@@ -41,7 +41,8 @@
 #define HRP_CHUNK_BITS 20u
 #define HRP_CHUNK_ALL ((UINT64_C(1) << HRP_CHUNK_BITS) - 1)
 #define HRP_STAGE_CHUNK (UINT64_C(256) << 10)
-#define HRP_FLAG_POISON UINT64_MAX /* stored by the library alone, once the daemon process is gone */
+/* Stored by the library alone, once the daemon process is gone. Streams compare as signed numbers do. */
+#define HRP_FLAG_POISON ((uint64_t)INT64_MAX)
 
 static inline uint64_t hrp_flag(uint64_t op, uint64_t chunks)
 {

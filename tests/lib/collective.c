@@ -175,9 +175,9 @@ const char *ht_coll_text(const struct ht_coll *c, char *buf, size_t len)
                         .coll = (uint8_t)c->coll,
                         .dtype = (uint8_t)c->dtype,
                         .redop = (uint8_t)c->redop};
-    snprintf(buf, len, "%s, %s, %s+%u to %s+%u", hrp_sig_text(&s, sig, sizeof(sig)),
-             c->inplace ? "in place" : "out of place", memory[c->send_mem], c->send_shift,
-             memory[c->recv_mem], c->recv_shift);
+    snprintf(buf, len, "%s, %s, %s%s+%u to %s+%u", hrp_sig_text(&s, sig, sizeof(sig)),
+             c->inplace ? "in place" : "out of place", c->gpu ? "GPU, by " : "", memory[c->send_mem],
+             c->send_shift, memory[c->recv_mem], c->recv_shift);
     return buf;
 }
 
@@ -218,18 +218,22 @@ static hclient_result_t call(struct ht_env *e, struct ht_flight *f)
     /* NULL is as good where a buffer is not looked at. */
     const void *send = c->count ? f->send : NULL;
     void *recv = c->count ? f->recv : NULL;
+    if (c->gpu && c->count) {
+        send = ht_gpu_address(f, send);
+        recv = ht_gpu_address(f, recv);
+    }
     switch (c->coll) {
     case HRP_ALL_REDUCE:
-        return hclient_all_reduce(e->comm, send, recv, c->count, t, op, NULL, &f->op);
+        return hclient_all_reduce(e->comm, send, recv, c->count, t, op, c->stream, &f->op);
     case HRP_BROADCAST:
         return hclient_broadcast(e->comm, e->me->rank == c->root || e->me->rank % 2 ? send : NULL, recv,
-                                 c->count, t, (int)c->root, NULL, &f->op);
+                                 c->count, t, (int)c->root, c->stream, &f->op);
     case HRP_REDUCE_SCATTER:
-        return hclient_reduce_scatter(e->comm, send, recv, c->count, t, op, NULL, &f->op);
+        return hclient_reduce_scatter(e->comm, send, recv, c->count, t, op, c->stream, &f->op);
     case HRP_ALL_GATHER:
-        return hclient_all_gather(e->comm, send, recv, c->count, t, NULL, &f->op);
+        return hclient_all_gather(e->comm, send, recv, c->count, t, c->stream, &f->op);
     default:
-        return hclient_barrier(e->comm, NULL, &f->op);
+        return hclient_barrier(e->comm, c->stream, &f->op);
     }
 }
 
@@ -270,6 +274,8 @@ int ht_post(struct ht_env *e, const struct ht_coll *c, unsigned char *send_area,
     /* In place a broadcast has an input on the root alone. */
     if (!c->inplace || c->coll != HRP_BROADCAST || rank == c->root)
         hpf_input(&f->expect, rank, 0, hpf_send_count(&f->expect, nranks), f->send);
+    if (c->gpu && ht_gpu_upload(e, f) != 0)
+        return 1;
     HT_TRY(e->me, call(e, f));
     return 0;
 }
@@ -339,6 +345,8 @@ int ht_verify(struct ht_env *e, struct ht_flight *f)
     hpf_rank_progress(e->me);
     if (f->coll.coll == HRP_BARRIER)
         return 0;
+    if (f->coll.gpu && ht_gpu_download(e, f) != 0)
+        return 1;
     for (unsigned i = 0; i < 2; i++) {
         if (!f->area[i])
             continue;

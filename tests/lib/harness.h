@@ -136,6 +136,8 @@ struct ht_coll {
     bool inplace;
     unsigned send_mem, recv_mem;     /* enum ht_memory; in place: recv_mem (reduce_scatter: send_mem) */
     unsigned send_shift, recv_shift; /* bytes from a page-aligned address */
+    bool gpu;                        /* copied into GPU memory, and back, in the order of: */
+    void *stream;
 };
 /*
  * Runs one collective on fresh random inputs and checks every element of the output, that the input is as it
@@ -149,6 +151,8 @@ struct ht_flight {
     unsigned char *send, *recv;
     unsigned char *area[2]; /* with guards */
     size_t bytes[2];        /* of the data in it */
+    uint64_t device[2];     /* GPU: where the areas are there, */
+    void *bounce[2];        /* and pinned memory between the two */
     hclient_op_t op;
 };
 /* Buffers at send_area and recv_area (NULL: the environment's own). Size: ht_area_bytes(). */
@@ -156,6 +160,29 @@ int ht_post(struct ht_env *e, const struct ht_coll *c, unsigned char *send_area,
             struct ht_flight *f);
 int ht_verify(struct ht_env *e, struct ht_flight *f);
 size_t ht_area_bytes(const struct ht_env *e, const struct ht_coll *c);
+
+/* ---- GPU memory (tests/lib/gpu.c) ------------------------------------------------------------------------- */
+
+struct hrg_driver;
+/*
+ * Before daemons and ranks are started: they, and whatever else this process starts, find the driver without a GPU in CUDA's
+ * place. name: libcuda_fake.so.1, or one of its kind.
+ */
+void ht_gpu_fake(const char *name);
+/* A rank's: its driver, with the context of device (its number on its node) % devices current. NULL after hpf_rank_fail(). */
+const struct hrg_driver *ht_gpu_open(struct hpf_rank *me);
+/* Returns from a rank function with 1 when a call of the driver fails. */
+#define HT_CUDA(me, call)                                                                       \
+    do {                                                                                        \
+        int ht_c_ = (call);                                                                     \
+        if (ht_c_ != 0)                                                                         \
+            return hpf_rank_fail(me, "line %d: %s gave CUDA error %d", __LINE__, #call, ht_c_); \
+    } while (0)
+/* Of a flight, by ht_post() and ht_verify(). */
+int ht_gpu_upload(struct ht_env *e, struct ht_flight *f);
+int ht_gpu_download(struct ht_env *e, struct ht_flight *f);
+/* Where p, in one of its areas, lies in GPU memory. */
+void *ht_gpu_address(const struct ht_flight *f, const void *p);
 
 /* "all_reduce of 17 x bf16, max, in place, plain to alloc" */
 const char *ht_coll_text(const struct ht_coll *c, char *buf, size_t len);

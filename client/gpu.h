@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Ops on GPU buffers, in the order of CUDA streams. The library only enqueues: a stream writes the op's ready word when it
+ * comes to it, waits for its done word, and then writes the op's `passed` word, which tells the CPU that the stream is behind
+ * the op. No thread of the library takes part.
+ *
+ *   gpu_device.c  which memory and which context: everything that is asked of CUDA before an op is posted
+ *   gpu_comm.c    what streams of a communicator write and wait for, pinned; its end; the release of streams
+ *   gpu_staged.c  the way of copies through the comm's window, by the job's own stream
+ *
+ * An op's slot is free again when the daemon is done with the op and its stream has passed it: a stream that comes late would
+ * write the ready word of an op that is over.
+ */
+#ifndef HCL_GPU_H
+#define HCL_GPU_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/call.h"
+#include "client/comm.h"
+#include "kernels/gpu_driver.h"
+
+struct hcl_gpu {
+    const struct hrg_driver *drv;
+    hrg_ctx ctx;              /* in which the memory below was pinned */
+    uint64_t devices_checked; /* bit a device: it has stream memory operations; under post_lock */
+    hrg_ptr flags;            /* device address of the comm's flags */
+    bool pinned_flags;        /* by this library, to be undone */
+    _Atomic uint64_t *passed; /* by slot, written by streams: number of the op that a stream passed last */
+    hrg_ptr passed_dev;
+    bool pinned_window; /* under post_lock */
+    atomic_bool spoiled;
+};
+
+/* ---- gpu_device.c -------------------------------------------------------------------------------------------------- */
+
+/* Whether the call is one of a stream: its buffers are GPU memory, or it has a stream. *result: or why it is refused. */
+bool hcl_gpu_wants(const struct hrg_driver *drv, const struct hcl_call *c, hclient_result_t *result);
+
+/* A context that the stream's calls need, made current, with a capture mode in which lazy calls harm no capture. */
+struct hcl_gpu_scope {
+    const struct hrg_driver *drv;
+    bool pushed;
+    bool relaxed;
+    int mode;            /* the thread's before */
+    hrg_device retained; /* -1: none */
+};
+/* Refuses a capturing stream before it does anything else. near: a buffer, 0: none. */
+hclient_result_t hcl_gpu_enter(const struct hrg_driver *drv, const char *call, hrg_stream stream,
+                               hrg_ptr near, struct hcl_gpu_scope *scope);
+void hcl_gpu_leave(struct hcl_gpu_scope *scope);
+/* The result of a driver call that failed, as a sentence: "<call>: <what> failed: CUDA_ERROR_...". */
+hclient_result_t hcl_gpu_fail(const struct hrg_driver *drv, const char *call, const char *what,
+                              hrg_result error);
+
+/* ---- gpu_comm.c ---------------------------------------------------------------------------------------------------- */
+
+/* Under post_lock, in a scope: what the comm needs for ops in stream order; made on the first. */
+hclient_result_t hcl_gpu_need(struct hcl_comm *comm, const struct hrg_driver *drv, const char *call);
+/* Likewise: its window, which exists, pinned. */
+hclient_result_t hcl_gpu_need_window(struct hcl_comm *comm, const char *call);
+bool hcl_gpu_passed(const struct hcl_comm *comm, uint64_t number);
+/* Watcher: ops that nobody waits for become results. */
+void hcl_gpu_harvest(struct hcl_comm *comm);
+/* Watcher, the daemon is gone: windows of ops that streams have not passed are filled with NaN, before the poison lets the
+   streams copy from there. False: not now, another thread is posting. */
+bool hcl_gpu_spoil(struct hcl_comm *comm);
+/* Ops that their streams have not passed. */
+bool hcl_gpu_pending(struct hcl_comm *comm);
+/* Frees comm->gpu. False: streams may still come, nothing they touch may be unmapped. */
+bool hcl_gpu_deinit(struct hcl_comm *comm, uint64_t wait_ns);
+
+/* ---- gpu_staged.c -------------------------------------------------------------------------------------------------- */
+
+/* Common to all GPU ways, under post_lock: hcl_gpu_wants(), the scope, hcl_gpu_need(). On HCLIENT_OK with true the scope is
+   the caller's to leave. */
+bool hcl_gpu_prepare(struct hcl_comm *comm, const struct hcl_call *c, struct hcl_gpu_scope *scope,
+                     hclient_result_t *result);
+/* Appends to the stream: wait for the op's done word (of these chunks) or older op's passing; write words. */
+hrg_result hcl_gpu_wait_done(struct hcl_comm *comm, hrg_stream stream, uint64_t number, uint64_t chunks);
+hrg_result hcl_gpu_wait_passed(struct hcl_comm *comm, hrg_stream stream, uint64_t number);
+hrg_result hcl_gpu_write_ready(struct hcl_comm *comm, hrg_stream stream, uint64_t number, uint64_t chunks);
+hrg_result hcl_gpu_write_passed(struct hcl_comm *comm, hrg_stream stream, uint64_t number);
+
+extern const struct hcl_way hcl_way_gpu_staged;
+
+#endif

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: MIT */
+#include "client/gpu.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client/futex.h"
+#include "kernels/kernels.h"
+
+#define PASSED_BYTES HRP_PAGE
+
+_Static_assert(sizeof(struct hrp_op_flags) * HRP_OP_SLOTS % HRP_PAGE == 0, "whole pages can be pinned");
+_Static_assert(HRP_OP_SLOTS * sizeof(uint64_t) <= PASSED_BYTES, "a word a slot");
+
+/* ---- pinned memory ------------------------------------------------------------------------------------------------- */
+
+/* *own: to be undone; memory that the program pinned before is as good. */
+static hclient_result_t pin(const struct hrg_driver *drv, const char *call, const char *what, void *p,
+                            size_t bytes, bool *own)
+{
+    hrg_result r = drv->MemHostRegister(p, bytes, HRG_HOST_PORTABLE | HRG_HOST_DEVICEMAP);
+    *own = r == HRG_SUCCESS;
+    if (r == HRG_SUCCESS || r == HRG_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        return HCLIENT_OK;
+    char text[160];
+    return hcl_fail(HCLIENT_RESOURCE,
+                    "%s: cannot pin the %zu bytes of the %s for the GPU: %s; is the locked-memory limit "
+                    "(ulimit -l) large "
+                    "enough?",
+                    call, bytes, what, hrg_error_text(drv, r, text, sizeof(text)));
+}
+
+static void unpin(struct hcl_comm *comm)
+{
+    struct hcl_gpu *g = comm->gpu;
+    hrg_ctx popped;
+    /* Where CUDA is gone already (a process that exits) all of this fails, which is as good. */
+    bool pushed = g->drv->CtxPushCurrent(g->ctx) == HRG_SUCCESS;
+    if (g->pinned_window)
+        g->drv->MemHostUnregister(comm->stage.window);
+    if (g->pinned_flags)
+        g->drv->MemHostUnregister(comm->area->flags);
+    if (g->passed != NULL)
+        g->drv->MemHostUnregister((void *)(uintptr_t)g->passed);
+    if (pushed)
+        g->drv->CtxPopCurrent(&popped);
+}
+
+static hclient_result_t pin_words(struct hcl_comm *comm, struct hcl_gpu *g, const char *call)
+{
+    const struct hrg_driver *drv = g->drv;
+    bool own;
+    void *page = mmap(NULL, PASSED_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return hcl_fail(HCLIENT_RESOURCE, "%s: no memory for the words of streams: %s", call,
+                        strerror(errno));
+    madvise(page, PASSED_BYTES, MADV_DONTFORK);
+    hclient_result_t r = pin(drv, call, "words of streams", page, PASSED_BYTES, &own);
+    if (r != HCLIENT_OK) {
+        munmap(page, PASSED_BYTES);
+        return r;
+    }
+    g->passed = page;
+    r = pin(drv, call, "communicator's flags", comm->area->flags, sizeof(comm->area->flags),
+            &g->pinned_flags);
+    hrg_result e = HRG_SUCCESS;
+    if (r == HCLIENT_OK)
+        e = drv->MemHostGetDevicePointer(&g->passed_dev, page, 0);
+    if (r == HCLIENT_OK && e == HRG_SUCCESS)
+        e = drv->MemHostGetDevicePointer(&g->flags, comm->area->flags, 0);
+    return e != HRG_SUCCESS ? hcl_gpu_fail(drv, call, "mapping the communicator's flags for the GPU", e) : r;
+}
+
+static void free_words(struct hcl_gpu *g)
+{
+    if (g->passed != NULL)
+        munmap((void *)(uintptr_t)g->passed, PASSED_BYTES);
+    free(g);
+}
+
+static hclient_result_t check_device(struct hcl_gpu *g, const char *call)
+{
+    hrg_device dev;
+    hrg_result r = g->drv->CtxGetDevice(&dev);
+    if (r != HRG_SUCCESS)
+        return hcl_gpu_fail(g->drv, call, "asking the context for its device", r);
+    uint64_t bit = UINT64_C(1) << (dev & 63);
+    if (g->devices_checked & bit)
+        return HCLIENT_OK;
+    char why[512];
+    if (hrg_stream_ops_check(g->drv, dev, why, sizeof(why)) != 0)
+        return hcl_fail(HCLIENT_UNSUPPORTED, "%s: %s", call, why);
+    g->devices_checked |= bit;
+    return HCLIENT_OK;
+}
+
+/* Jobs that set it to 1 or 2 for the order of their own kernels do not expect that it also concerns waits. */
+static void warn_connections(void)
+{
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const char *v = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    if (v == NULL || (strcmp(v, "1") != 0 && strcmp(v, "2") != 0) || atomic_flag_test_and_set(&said))
+        return;
+    hcl_log(HCLIENT_LOG_WARN,
+            "CUDA_DEVICE_MAX_CONNECTIONS is %s: while one stream waits for a collective, %s the other "
+            "streams of this "
+            "process stand still. Set it to 8 or more, or config.stream_wait to HCLIENT_WAIT_LATER and call "
+            "hclient_stream_wait() where the result is needed",
+            v, strcmp(v, "1") == 0 ? "all" : "half of");
+}
+
+hclient_result_t hcl_gpu_need(struct hcl_comm *comm, const struct hrg_driver *drv, const char *call)
+{
+    if (comm->gpu != NULL)
+        return check_device(comm->gpu, call);
+    struct hcl_gpu *g = calloc(1, sizeof(*g));
+    if (g == NULL)
+        return hcl_fail(HCLIENT_RESOURCE, "%s: out of memory", call);
+    g->drv = drv;
+    hrg_result e = drv->CtxGetCurrent(&g->ctx);
+    hclient_result_t r =
+        e != HRG_SUCCESS ? hcl_gpu_fail(drv, call, "asking for the context", e) : check_device(g, call);
+    if (r == HCLIENT_OK)
+        r = pin_words(comm, g, call);
+    pthread_mutex_lock(&comm->lock);
+    comm->gpu = g;
+    pthread_mutex_unlock(&comm->lock);
+    if (r != HCLIENT_OK) {
+        unpin(comm);
+        pthread_mutex_lock(&comm->lock);
+        comm->gpu = NULL;
+        pthread_mutex_unlock(&comm->lock);
+        free_words(g);
+        return r;
+    }
+    warn_connections();
+    return HCLIENT_OK;
+}
+
+hclient_result_t hcl_gpu_need_window(struct hcl_comm *comm, const char *call)
+{
+    struct hcl_gpu *g = comm->gpu;
+    if (g->pinned_window)
+        return HCLIENT_OK;
+    bool own;
+    hclient_result_t r = pin(g->drv, call, "staging window (staging_window of the daemon)",
+                             comm->stage.window, comm->stage.bytes, &own);
+    g->pinned_window = r == HCLIENT_OK;
+    return r;
+}
+
+/* ---- where the streams are ----------------------------------------------------------------------------------------- */
+
+bool hcl_gpu_passed(const struct hcl_comm *comm, uint64_t number)
+{
+    const struct hcl_gpu *g = comm->gpu;
+    return atomic_load_explicit(&g->passed[number % HRP_OP_SLOTS], memory_order_acquire) >= number;
+}
+
+/* The op in a slot when it is one of a stream that has not passed it; 0: none. */
+static uint64_t unpassed(struct hcl_comm *comm, unsigned slot)
+{
+    pthread_mutex_lock(&comm->lock);
+    const struct hcl_op *op = &comm->ops[slot];
+    uint64_t number = comm->gpu != NULL && op->gpu && !hcl_gpu_passed(comm, op->number) ? op->number : 0;
+    pthread_mutex_unlock(&comm->lock);
+    return number;
+}
+
+bool hcl_gpu_pending(struct hcl_comm *comm)
+{
+    bool pending = false;
+    for (unsigned i = 0; i < HRP_OP_SLOTS && !pending; i++)
+        pending = unpassed(comm, i) != 0;
+    return pending;
+}
+
+void hcl_gpu_harvest(struct hcl_comm *comm)
+{
+    for (unsigned i = 0; i < HRP_OP_SLOTS; i++) {
+        struct hcl_outcome outcome;
+        uint64_t chunks;
+        pthread_mutex_lock(&comm->lock);
+        const struct hcl_op *op = &comm->ops[i];
+        uint64_t number = op->gpu && !op->complete && hcl_gpu_passed(comm, op->number) ? op->number : 0;
+        pthread_mutex_unlock(&comm->lock);
+        if (number == 0 || !hcl_op_over(comm, number, &chunks, &outcome))
+            continue;
+        hcl_op_complete(comm, number, outcome.result, outcome.text);
+        if (outcome.result != HCLIENT_OK)
+            hcl_log(HCLIENT_LOG_ERROR, "an op on GPU buffers failed: %s", outcome.text);
+    }
+}
+
+/* ---- the end ------------------------------------------------------------------------------------------------------- */
+
+static void fill_nan(struct hcl_comm *comm, const struct hcl_op *op)
+{
+    const struct hcl_stage *stage = &comm->stage;
+    if (op->bytes == 0 || op->sig.dtype > HRP_BF16 || stage->window == NULL)
+        return;
+    uint64_t bytes = op->bytes < stage->bytes ? op->bytes : stage->bytes;
+    uint64_t esize = hrp_dtype_size(op->sig.dtype), at = op->base % stage->bytes;
+    uint64_t first = bytes < stage->bytes - at ? bytes : stage->bytes - at;
+    hrk_fill_nan(op->sig.dtype, stage->window + at, first / esize);
+    hrk_fill_nan(op->sig.dtype, stage->window, (bytes - first) / esize);
+}
+
+bool hcl_gpu_spoil(struct hcl_comm *comm)
+{
+    if (comm->gpu == NULL || atomic_load(&comm->gpu->spoiled))
+        return true;
+    if (pthread_mutex_trylock(&comm->post_lock) != 0)
+        return false;
+    for (unsigned i = 0; i < HRP_OP_SLOTS; i++)
+        if (unpassed(comm, i) != 0)
+            fill_nan(comm, &comm->ops[i]);
+    atomic_store(&comm->gpu->spoiled, true);
+    pthread_mutex_unlock(&comm->post_lock);
+    return true;
+}
+
+bool hcl_gpu_deinit(struct hcl_comm *comm, uint64_t wait_ns)
+{
+    if (comm->gpu == NULL)
+        return true;
+    uint64_t deadline = hcl_now() + wait_ns;
+    while (hcl_gpu_pending(comm)) {
+        if (hcl_now() > deadline)
+            return false;
+        if (hcl_context_lost(comm->ctx)) /* the watcher no longer finds a comm that is being destroyed */
+            hcl_comm_poison(comm);
+        struct timespec ts = hcl_timespec(HCL_MS / 5);
+        nanosleep(&ts, NULL);
+    }
+    unpin(comm);
+    free_words(comm->gpu);
+    comm->gpu = NULL;
+    return true;
+}

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * GPU buffers through real daemons, on the driver without a GPU: every collective, type, count and alignment; streams of every
+ * kind; several streams on one communicator; ranks with GPU and ranks with host memory in one op; what is refused, and that it
+ * leaves a capture intact. timeout: 240
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/gpu_driver.h"
+#include "tests/lib/harness.h"
+
+/* A small window, so that ops of some megabytes go through it several times. */
+static const char *const keys[] = {"staging_window = 3M", "unit_size = 256K", "unit_min = 64K", NULL};
+
+static const struct hrg_driver *drv;
+
+static int shapes(struct ht_env *e)
+{
+    static const uint64_t counts[] = {0, 1, 3, 17, 1000, 1023, 65536, 65537, 300007};
+    hrg_stream own;
+    HT_CUDA(e->me, drv->StreamCreateWithPriority(&own, HRG_STREAM_NON_BLOCKING, 0));
+    hrg_stream streams[] = {own, NULL, HRG_STREAM_LEGACY, HRG_STREAM_PER_THREAD};
+    unsigned k = 0;
+    for (unsigned coll = 0; coll < HRP_NCOLLS; coll++)
+        for (unsigned i = 0; i < sizeof(counts) / sizeof(counts[0]); i++, k++) {
+            struct ht_coll c = {.coll = coll,
+                                .dtype = k % HRP_NDTYPES,
+                                .redop = k % HRP_NREDOPS,
+                                .root = k % e->me->nranks,
+                                .count = coll == HRP_BARRIER ? 0 : counts[i],
+                                .inplace = k % 2,
+                                .send_shift = k * 3 % 64,
+                                .gpu = true,
+                                .stream = streams[k % 4]};
+            if (ht_collective(e, &c) != 0)
+                return 1;
+        }
+    return 0;
+}
+
+/* Larger than the window, which each must cross several times. */
+static int large(struct ht_env *e)
+{
+    struct ht_coll c = {
+        .coll = HRP_ALL_REDUCE, .dtype = HRP_F32, .redop = HRP_SUM, .count = 2500003, .gpu = true};
+    for (unsigned coll = 0; coll < HRP_BARRIER; coll++) {
+        c.coll = coll;
+        c.count = coll == HRP_REDUCE_SCATTER || coll == HRP_ALL_GATHER ? 700001 : 2500003;
+        c.dtype = coll % 2 ? HRP_BF16 : HRP_F32;
+        c.inplace = coll % 2;
+        if (ht_collective(e, &c) != 0)
+            return 1;
+    }
+    return 0;
+}
+
+/* Many ops on many streams, in flight together, waited for in another order than posted. */
+static int streams_at_once(struct ht_env *e)
+{
+    enum { OPS = 48, STREAMS = 5 };
+    struct ht_flight f[OPS];
+    hrg_stream stream[STREAMS];
+    static unsigned char room[OPS][2][300000];
+    for (unsigned i = 0; i < STREAMS; i++)
+        HT_CUDA(e->me, drv->StreamCreateWithPriority(&stream[i], i % 2 ? HRG_STREAM_NON_BLOCKING : 0, 0));
+    for (unsigned i = 0; i < OPS; i++) {
+        struct ht_coll c = {.coll = i % 4,
+                            .dtype = i % 2 ? HRP_I32 : HRP_F16,
+                            .redop = HRP_SUM,
+                            .count = 1000 + 1500 * (i % 7),
+                            .gpu = true,
+                            .stream = stream[(i + e->me->rank) % STREAMS]};
+        if (ht_post(e, &c, room[i][0], room[i][1], &f[i]) != 0)
+            return 1;
+    }
+    for (unsigned i = 0; i < OPS; i++)
+        if (ht_verify(e, &f[(i * 29 + 7) % OPS]) != 0)
+            return 1;
+    return 0;
+}
+
+/* A word that a stream waits for. */
+struct gate {
+    _Atomic uint64_t *host;
+    hrg_ptr dev;
+};
+
+static int gate_new(struct ht_env *e, struct gate *g)
+{
+    void *p;
+    HT_CUDA(e->me, drv->MemAllocHost(&p, 64));
+    g->host = p;
+    atomic_store(g->host, 0);
+    HT_CUDA(e->me, drv->MemHostGetDevicePointer(&g->dev, p, 0));
+    return 0;
+}
+
+/* The stream of the older op is held back on every rank; the younger one is over before. */
+static int younger_first(struct ht_env *e)
+{
+    struct ht_flight f[2];
+    struct gate gate;
+    hrg_stream held, other;
+    HT_CUDA(e->me, drv->StreamCreateWithPriority(&held, HRG_STREAM_NON_BLOCKING, 0));
+    HT_CUDA(e->me, drv->StreamCreateWithPriority(&other, HRG_STREAM_NON_BLOCKING, 0));
+    for (unsigned round = 0; round < 4; round++) {
+        if (gate_new(e, &gate) != 0)
+            return 1;
+        struct ht_coll c = {
+            .coll = HRP_ALL_REDUCE, .dtype = HRP_F32, .redop = HRP_SUM, .count = 5000, .gpu = true};
+        c.stream = held;
+        HT_CUDA(e->me, drv->StreamWaitValue64(held, gate.dev, 1, HRG_WAIT_GEQ));
+        if (ht_post(e, &c, NULL, NULL, &f[0]) != 0)
+            return 1;
+        static unsigned char room[2][40000];
+        c.stream = other;
+        c.dtype = HRP_I32;
+        if (ht_post(e, &c, room[0], room[1], &f[1]) != 0 || ht_verify(e, &f[1]) != 0)
+            return 1;
+        HT_EXPECT(e->me, hclient_test(f[0].op) == HCLIENT_IN_PROGRESS,
+                  "an op is over although its stream is held");
+        if (hpf_rank_barrier(e->me, false, ht_ms(30000)) < 0)
+            return 1;
+        atomic_store(gate.host, 1);
+        if (ht_verify(e, &f[0]) != 0)
+            return 1;
+    }
+    return 0;
+}
+
+/* Half of the ranks has its buffers on the GPU; and one rank changes its mind from op to op. */
+static int mixed(struct ht_env *e)
+{
+    static const uint64_t counts[] = {5, 5000, 900001};
+    for (unsigned i = 0; i < 12; i++) {
+        struct ht_coll c = {.coll = i % 4,
+                            .dtype = i % 3 ? HRP_F32 : HRP_BF16,
+                            .redop = HRP_AVG,
+                            .count = counts[i % 3],
+                            .gpu = (e->me->rank + (i & e->me->rank)) % 2 == 0,
+                            .send_mem = i % 2,
+                            .recv_mem = i % 2};
+        if (ht_collective(e, &c) != 0)
+            return 1;
+    }
+    return 0;
+}
+
+/* More ops than slots, without a wait, and the sums afterwards; one allocation freed and made anew in between. */
+static int back_to_back(struct ht_env *e)
+{
+    enum { OPS = 200, COUNT = 256 };
+    hrg_ptr in, out;
+    void *p;
+    hrg_stream s;
+    HT_CUDA(e->me, drv->StreamCreateWithPriority(&s, HRG_STREAM_NON_BLOCKING, 0));
+    HT_CUDA(e->me, drv->MemAllocHost(&p, OPS * COUNT * sizeof(int32_t)));
+    int32_t *host = p;
+    unsigned n = e->me->nranks;
+    for (unsigned round = 0; round < 2; round++) {
+        HT_CUDA(e->me, drv->MemAlloc(&in, OPS * COUNT * sizeof(int32_t)));
+        HT_CUDA(e->me, drv->MemAlloc(&out, OPS * COUNT * sizeof(int32_t)));
+        for (unsigned i = 0; i < OPS * COUNT; i++)
+            host[i] = (int32_t)(i * (round + 3) + e->me->rank);
+        HT_CUDA(e->me, drv->MemcpyHtoDAsync(in, host, OPS * COUNT * sizeof(int32_t), s));
+        for (unsigned i = 0; i < OPS; i++) {
+            size_t at = i * COUNT * sizeof(int32_t);
+            HT_TRY(e->me,
+                   hclient_all_reduce(e->comm, (void *)(uintptr_t)(in + at), (void *)(uintptr_t)(out + at),
+                                      COUNT, HCLIENT_INT32, HCLIENT_SUM, s, NULL));
+        }
+        HT_CUDA(e->me, drv->MemcpyDtoHAsync(host, out, OPS * COUNT * sizeof(int32_t), s));
+        HT_CUDA(e->me, drv->StreamSynchronize(s)); /* and no other wait */
+        for (unsigned i = 0; i < OPS * COUNT; i++)
+            HT_EXPECT(e->me, host[i] == (int32_t)(n * (i * (round + 3)) + n * (n - 1) / 2),
+                      "element %u is %d", i, host[i]);
+        HT_CUDA(e->me, drv->MemFree(in));
+        HT_CUDA(e->me, drv->MemFree(out));
+    }
+    HT_TRY(e->me, hclient_comm_wait(e->comm));
+    return 0;
+}
+
+static int refused(struct ht_env *e, hclient_result_t r, hclient_result_t want, const char *words)
+{
+    HT_EXPECT(e->me, r == want && strstr(hclient_last_error(NULL), words), "gave %s: %s (expected %s ... %s)",
+              hclient_strerror(r), hclient_last_error(NULL), hclient_strerror(want), words);
+    return 0;
+}
+
+static int refusals(struct ht_env *e)
+{
+    static float host[100];
+    hrg_ptr d;
+    hrg_stream s;
+    hrg_graph graph;
+    HT_CUDA(e->me, drv->MemAlloc(&d, 4096));
+    void *dev = (void *)(uintptr_t)d;
+    HT_CUDA(e->me, drv->StreamCreateWithPriority(&s, 0, 0));
+    int bad = refused(e, hclient_all_reduce(e->comm, dev, host, 100, HCLIENT_FLOAT32, HCLIENT_SUM, s, NULL),
+                      HCLIENT_UNSUPPORTED, "one kind of memory on a rank");
+    bad |= refused(e, hclient_all_reduce(e->comm, host, host, 100, HCLIENT_FLOAT32, HCLIENT_SUM, s, NULL),
+                   HCLIENT_INVALID_ARGUMENT, "must be NULL for host buffers");
+    bad |= refused(e, hclient_all_reduce(e->comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, host, NULL),
+                   HCLIENT_SYSTEM, "CUDA_ERROR_INVALID_HANDLE");
+    /* A capture: refused, it goes on and ends well, with what was captured before and after. */
+    HT_CUDA(e->me, drv->StreamBeginCapture(s, HRG_CAPTURE_MODE_GLOBAL));
+    HT_CUDA(e->me, drv->MemsetD8Async(d, 1, 100, s));
+    bad |= refused(e, hclient_all_reduce(e->comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, s, NULL),
+                   HCLIENT_UNSUPPORTED, "cannot be captured");
+    bad |= refused(e, hclient_all_reduce(e->comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, NULL, NULL),
+                   HCLIENT_UNSUPPORTED, "while another stream captures");
+    HT_CUDA(e->me, drv->MemsetD8Async(d, 2, 100, s));
+    HT_CUDA(e->me, drv->StreamEndCapture(s, &graph));
+    HT_CUDA(e->me, drv->GraphDestroy(graph));
+    HT_CUDA(e->me, drv->MemFree(d));
+    return bad;
+}
+
+static int managed(struct ht_env *e)
+{
+    hrg_ptr p;
+    HT_CUDA(e->me, drv->MemAllocManaged(&p, 4000, HRG_ATTACH_GLOBAL));
+    int32_t *v = (int32_t *)(uintptr_t)p;
+    for (int i = 0; i < 1000; i++)
+        v[i] = i;
+    HT_TRY(e->me,
+           hclient_all_reduce(e->comm, v, v, 1000, HCLIENT_INT32, HCLIENT_SUM, HRG_STREAM_PER_THREAD, NULL));
+    HT_CUDA(e->me, drv->StreamSynchronize(HRG_STREAM_PER_THREAD));
+    for (int i = 0; i < 1000; i++)
+        HT_EXPECT(e->me, v[i] == i * (int)e->me->nranks, "managed memory: element %d is %d", i, v[i]);
+    HT_CUDA(e->me, drv->MemFree(p));
+    return 0;
+}
+
+static int run(struct hpf_rank *me)
+{
+    struct ht_env e;
+    drv = ht_gpu_open(me);
+    if (drv == NULL || ht_join(&e, me, 0, NULL) != 0)
+        return 1;
+    static int (*const parts[])(struct ht_env *) = {shapes, large,        streams_at_once, younger_first,
+                                                    mixed,  back_to_back, refusals,        managed};
+    for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        if (parts[i](&e) != 0)
+            return 1;
+    return ht_leave(&e);
+}
+
+/* A driver that lacks what GPU buffers need refuses them in words; host buffers go on. */
+static int run_old(struct hpf_rank *me)
+{
+    struct ht_env e;
+    hrg_ptr d;
+    drv = ht_gpu_open(me);
+    if (drv == NULL || ht_join(&e, me, 0, NULL) != 0)
+        return 1;
+    HT_CUDA(me, drv->MemAlloc(&d, 4096));
+    void *dev = (void *)(uintptr_t)d;
+    if (refused(&e, hclient_all_reduce(e.comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, NULL, NULL),
+                HCLIENT_UNSUPPORTED, "need a driver for CUDA 11.7 or newer") != 0)
+        return 1;
+    struct ht_coll c = {.coll = HRP_ALL_REDUCE, .dtype = HRP_F32, .redop = HRP_SUM, .count = 1000};
+    return ht_collective(&e, &c) != 0 ? 1 : ht_leave(&e);
+}
+
+static void with(const char *driver, unsigned nnodes, unsigned nranks, hpf_rank_fn fn)
+{
+    ht_gpu_fake(driver);
+    struct hpf_cluster *c = ht_cluster(nnodes, keys);
+    const struct ht_job job = {.nranks = nranks, .fn = fn, .expected_bytes = 12 << 20};
+    ht_run(c, &job);
+    ht_cluster_end(c);
+}
+
+int main(void)
+{
+    with("libcuda_fake.so.1", 1, 3, run);
+    with("libcuda_fake.so.1", 2, 4, run);
+    with("libcuda_fake_old.so.1", 1, 2, run_old);
+    setenv("FAKE_CUDA_ATTR", "122=0", 1);
+    with("libcuda_fake.so.1", 1, 2, run_old);
+    return 0;
+}
