@@ -553,18 +553,45 @@ static bool inputs_ready(const struct aop *op)
     return true;
 }
 
+/* A stream of the job has not come to the op yet, which may take as long as the job likes. */
+static bool held_by_stream(const struct aop *op)
+{
+    for (uint32_t i = 0; i < op->c->nlocal; i++)
+        if (op->post[i].stream && op->post[i].ready_bytes != UINT64_MAX)
+            return true;
+    return false;
+}
+
+/*
+ * The op whose next unit comes next: the oldest that has one, unless a stream holds it. *oldest: it is that one. Younger ones
+ * take no reserve and leave it a place, so that it can always go on when its inputs come.
+ */
+static struct aop *next_to_admit(struct acomm *c, bool *oldest)
+{
+    *oldest = true;
+    for (struct aop *op = c->failed ? NULL : c->ops; op; op = op->next) {
+        if (op->state == OP_DONE || op->state == OP_FAILED || op->state == OP_FAILING ||
+            (op->state == OP_RUNNING && op->next_unit == op->plan.nunits))
+            continue;
+        if (op->state != OP_RUNNING)
+            return NULL;
+        if (inputs_ready(op))
+            return op;
+        if (!held_by_stream(op))
+            return NULL;
+        *oldest = false;
+    }
+    return NULL;
+}
+
 static bool admit_one(struct acomm *c)
 {
-    struct aop *op = c->failed ? NULL : c->ops;
-    while (op && (op->state == OP_DONE || op->state == OP_FAILED || op->state == OP_FAILING ||
-                  (op->state == OP_RUNNING && op->next_unit == op->plan.nunits)))
-        op = op->next;
-    if (!op || op->state != OP_RUNNING || !inputs_ready(op))
-        return false;
-    if (c->active >= (op->plan.eager ? HRP_OP_SLOTS : DEPTH))
+    bool oldest;
+    struct aop *op = next_to_admit(c, &oldest);
+    if (!op || c->active + !oldest >= (op->plan.eager ? HRP_OP_SLOTS : DEPTH))
         return false;
     struct aunit *u = unit_new(op, op->next_unit);
-    if (c->nnodes > 1 && !take_from_pool(u) && !take_reserve(u)) {
+    if (c->nnodes > 1 && !take_from_pool(u) && !(oldest && take_reserve(u))) {
         free(u);
         return false; /* again when something is released */
     }
