@@ -131,7 +131,7 @@ bool hcl_comm_last_error(hclient_comm_t handle, char *buf, size_t size);
 void hcl_comm_end(struct hcl_comm *comm, uint32_t status, const char *text);
 void hcl_comm_wake(struct hcl_comm *comm);
 /* The same after this rank broke off an op that the daemon knows of: all ranks are told. */
-void hcl_comm_give_up(struct hcl_comm *comm, hclient_result_t result, const char *text);
+void hcl_comm_give_up(struct hcl_comm *comm, hclient_result_t result, const char *why);
 /* The session is lost: once the daemon lets go for certain, releases whoever waits for its words. Whether it did. */
 bool hcl_comm_poison(struct hcl_comm *comm);
 /* Whether the daemon has ops of it to do. */
@@ -147,7 +147,7 @@ struct hcl_outcome {
 /* True when the op is over; then *outcome, copied out and checked. *chunks: done so far. */
 bool hcl_op_over(struct hcl_comm *comm, uint64_t number, uint64_t *chunks, struct hcl_outcome *outcome);
 /* The op is complete, unless it was before; text (may be NULL) of a failure. Wakes nobody. Takes lock. */
-void hcl_op_complete(struct hcl_comm *comm, uint64_t number, hclient_result_t result, const char *text);
+void hcl_op_complete(struct hcl_comm *comm, uint64_t number, hclient_result_t result, const char *why);
 
 /* Waits until the op is complete, by whatever cause. */
 void hcl_wait_complete(struct hcl_comm *comm, uint64_t number);
