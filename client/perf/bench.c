@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "client/perf/gpu.h"
 #include "client/perf/pattern.h"
 
 #define GUARD_SEED 0x6775u
@@ -78,22 +79,43 @@ static uint64_t guards_check(struct hpf_world *w, const struct place *p)
     return bad;
 }
 
+/* Where the op finds what lies at p: there, or in the region's twin on the GPU. */
+static void *operand(const struct place *p, unsigned char *at)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        const struct hpf_region *r = p->region[i];
+        if (r && r->device && at >= r->base && at < r->base + r->bytes + 2 * HPF_GUARD)
+            return (void *)(uintptr_t)(r->device + (uint64_t)(at - r->base));
+    }
+    return at;
+}
+
+static int move(struct hpf_world *w, const struct place *p,
+                int (*copy)(struct hpf_world *, const struct hpf_region *, size_t))
+{
+    for (unsigned i = 0; i < 2 && w->gpu; i++)
+        if (p->region[i] && copy(w, p->region[i], p->bytes[i] + 2 * HPF_GUARD) < 0)
+            return -1;
+    return 0;
+}
+
 static hclient_result_t post(struct hpf_world *w, const struct hpf_case *c, const struct place *p,
                              hclient_op_t *op)
 {
+    void *send = operand(p, p->send), *recv = operand(p, p->recv), *stream = hpf_gpu_stream(w);
     hclient_data_type_t dtype = (hclient_data_type_t)c->dtype;
     hclient_red_op_t redop = (hclient_red_op_t)c->redop;
     switch (c->coll) {
     case HRP_ALL_REDUCE:
-        return hclient_all_reduce(w->comm, p->send, p->recv, c->count, dtype, redop, NULL, op);
+        return hclient_all_reduce(w->comm, send, recv, c->count, dtype, redop, stream, op);
     case HRP_BROADCAST:
-        return hclient_broadcast(w->comm, p->send, p->recv, c->count, dtype, (int)c->root, NULL, op);
+        return hclient_broadcast(w->comm, send, recv, c->count, dtype, (int)c->root, stream, op);
     case HRP_REDUCE_SCATTER:
-        return hclient_reduce_scatter(w->comm, p->send, p->recv, c->count, dtype, redop, NULL, op);
+        return hclient_reduce_scatter(w->comm, send, recv, c->count, dtype, redop, stream, op);
     case HRP_ALL_GATHER:
-        return hclient_all_gather(w->comm, p->send, p->recv, c->count, dtype, NULL, op);
+        return hclient_all_gather(w->comm, send, recv, c->count, dtype, stream, op);
     default:
-        return hclient_barrier(w->comm, NULL, op);
+        return hclient_barrier(w->comm, stream, op);
     }
 }
 
@@ -214,7 +236,7 @@ static int check_rounds(struct hpf_world *w, struct hpf_case *c, bool inplace, u
         uint64_t bad = 0;
         c->seed++;
         fill_buffers(w, c, inplace, &p);
-        if (run_one(w, c, &p) < 0)
+        if (move(w, &p, hpf_gpu_upload) < 0 || run_one(w, c, &p) < 0 || move(w, &p, hpf_gpu_download) < 0)
             return -1;
         bool together = w->page && c->exact && c->coll == HRP_ALL_REDUCE;
         if ((together ? check_together : check_alone)(w, c, p.recv, &bad) < 0)

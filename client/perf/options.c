@@ -42,6 +42,9 @@ static const char help[] =
     "the\n"
     "                          time is the total divided by their number\n"
     "      --memory KIND       hclient (default): hclient_mem_alloc() memory, no copies; plain: malloc()ed\n"
+    "      --gpu               buffers in GPU memory, rank r on GPU r modulo their number (with --local) or "
+    "on\n"
+    "                          that of its local rank\n"
     "      --algo NAME         auto (default), direct, gather, pairwise, ring or tree\n"
     "      --reproducible 0|1  the order of additions is defined and checked bit for bit (default: the "
     "daemon's)\n"
@@ -177,6 +180,7 @@ static const char *algo_name(unsigned algo)
 enum {
     OPT_OP = 1000,
     OPT_MEMORY,
+    OPT_GPU,
     OPT_ALGO,
     OPT_REPRODUCIBLE,
     OPT_WIRE,
@@ -202,6 +206,7 @@ static const struct option options[] = {
     {"check", required_argument, NULL, 'c'},
     {"blocking", required_argument, NULL, 'z'},
     {"memory", required_argument, NULL, OPT_MEMORY},
+    {"gpu", no_argument, NULL, OPT_GPU},
     {"algo", required_argument, NULL, OPT_ALGO},
     {"reproducible", required_argument, NULL, OPT_REPRODUCIBLE},
     {"wire", required_argument, NULL, OPT_WIRE},
@@ -304,6 +309,9 @@ static bool parse_one(struct hpf_options *o, int opt, char *arg)
         return parse_collective(arg, o);
     case OPT_MEMORY:
         return parse_choice(arg, "hclient", "plain", &o->plain);
+    case OPT_GPU:
+        o->gpu = true;
+        return true;
     case OPT_ALGO:
         return parse_name(arg, algo_name, HCLIENT_ALGO_TREE + 1, &o->algo);
     case OPT_REPRODUCIBLE:

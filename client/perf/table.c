@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "client/perf/table.h"
 
+#include "client/perf/gpu.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,7 +63,10 @@ void hpf_table_head(const struct hpf_world *w)
     const struct hpf_options *o = w->o;
     printf("# hreduce-perf: %s, %u rank%s on %u node%s, %s memory, daemon %s\n", hrp_coll_name(o->coll),
            w->nranks, w->nranks == 1 ? "" : "s", w->nnodes, w->nnodes == 1 ? "" : "s",
-           o->plain ? "ordinary" : "hclient_mem_alloc()", w->info.daemon_version);
+           o->gpu     ? hpf_gpu_name(w)
+           : o->plain ? "ordinary"
+                      : "hclient_mem_alloc()",
+           w->info.daemon_version);
     for (unsigned n = 0; n < w->nnodes; n++) {
         printf("# node %u: rank%s ", n, w->nranks > w->nnodes ? "s" : "");
         print_ranks(w, n);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "client/perf/world.h"
 
+#include "client/perf/gpu.h"
+
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -169,6 +171,8 @@ static int region_new(struct hpf_world *w, struct hpf_region *region, size_t byt
 {
     size_t total = bytes + 2 * HPF_GUARD;
     void *p = NULL;
+    if (w->gpu)
+        return hpf_gpu_region_new(w, region, bytes);
     if (w->o->plain) {
         p = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED)
@@ -187,7 +191,9 @@ static void region_free(struct hpf_world *w, struct hpf_region *region)
 {
     if (!region->base)
         return;
-    if (w->o->plain)
+    if (w->gpu)
+        hpf_gpu_region_free(w, region);
+    else if (w->o->plain)
         munmap(region->base, region->bytes + 2 * HPF_GUARD);
     else
         hclient_mem_free(region->base);
@@ -199,6 +205,8 @@ int hpf_world_alloc(struct hpf_world *w)
     size_t send, recv;
     sizes(w->o, w->nranks, &send, &recv);
     w->nslots = w->o->blocking ? 1 : HPF_FLIGHT;
+    if (w->o->gpu && hpf_gpu_open(w) < 0)
+        return -1;
     for (unsigned i = 0; i < w->nslots; i++)
         if (region_new(w, &w->send[i], send) < 0 || region_new(w, &w->recv[i], recv) < 0)
             return -1;
@@ -214,6 +222,7 @@ void hpf_world_free(struct hpf_world *w)
         region_free(w, &w->send[i]);
         region_free(w, &w->recv[i]);
     }
+    hpf_gpu_close(w);
     free(w->node_of_rank);
     free(w->mine);
     free(w->all);

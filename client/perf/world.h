@@ -27,8 +27,11 @@ struct hpf_page {
 /* Memory with room for a guard before and behind the data. */
 struct hpf_region {
     unsigned char *base;
-    size_t bytes; /* of the data it can hold */
+    size_t bytes;    /* of the data it can hold */
+    uint64_t device; /* --gpu: its twin there */
 };
+
+struct hpf_gpu;
 
 struct hpf_world {
     const struct hpf_options *o;
@@ -43,7 +46,8 @@ struct hpf_world {
     uint64_t seed;
     unsigned nslots; /* buffers per direction: operations in flight */
     struct hpf_region send[HPF_FLIGHT], recv[HPF_FLIGHT];
-    double *mine, *all; /* for hpf_world_share(): up to nstats numbers of this rank, and of all */
+    struct hpf_gpu *gpu; /* NULL without --gpu */
+    double *mine, *all;  /* for hpf_world_share(): up to nstats numbers of this rank, and of all */
     size_t nstats;
     char err[1600];
 };
