@@ -23,6 +23,8 @@
 #define BATCH 16u
 /* At most so many messages without a completion of their own: buffers come free in time, and most cost none. */
 #define UNSIGNALED 8u
+/* When nothing follows such messages for so long, a write of nothing asks whether they arrived. */
+#define FENCE_NS UINT64_C(1000000000)
 /* Completions handled before the agent turns to its other duties. */
 #define POLL_ROUNDS 4u
 #define POLL_BATCH 16
@@ -159,6 +161,7 @@ static void batch_post(struct batch *b)
         b->wr[i].next = i + 1 < b->n ? &b->wr[i + 1] : NULL;
     int err = b->l->c->dev.v->post_send(b->l->c->q[b->queue].qp, b->wr, &bad);
     b->n = 0;
+    b->l->q[b->queue].posted_at = hrd_vlink_now();
     if (err)
         hrd_vlink_broken_call(b->l, "posting a send", err);
 }
@@ -200,6 +203,8 @@ static void message_post(struct batch *b, uint32_t slot)
     if (!k->tx && q->slots_open < UNSIGNALED)
         return;
     wr->send_flags |= IBV_SEND_SIGNALED;
+    if (!q->flights)
+        q->silent_since = hrd_vlink_now();
     q->flight[(q->flight_first + q->flights++) % HRD_VSEND_WRS] =
         (struct flight){.wrs = (uint16_t)q->wrs_open, .slots = (uint16_t)q->slots_open, .tx = k->tx};
     q->wrs_open = q->slots_open = 0;
@@ -477,6 +482,7 @@ static void handle_sent(struct vlink *l, unsigned i)
     struct flight *f = &q->flight[q->flight_first];
     q->flight_first = (q->flight_first + 1) % HRD_VSEND_WRS;
     q->flights--;
+    q->silent_since = hrd_vlink_now();
     q->wrs -= f->wrs;
     for (unsigned k = 0; k < f->slots; k++) {
         uint32_t slot = (q->slot + 2 * HRD_VMSG_DEPTH - q->slots_used--) % HRD_VMSG_DEPTH;
@@ -549,6 +555,44 @@ static void check_starved(struct vlink *l)
     }
 }
 
+/* A write of nothing behind messages that ask for no completion: its own one says that they arrived. */
+static void post_fence(struct vlink *l, unsigned i)
+{
+    struct vqueue *q = &l->q[i];
+    struct batch b = {.l = l, .queue = i};
+    struct ibv_send_wr *wr = batch_add(&b, l->c->q[i].tx, 0, l->c->buffers_mr.mr->lkey);
+    wr->opcode = IBV_WR_RDMA_WRITE;
+    wr->wr_id = hrd_wr_id(i, 0);
+    wr->send_flags = IBV_SEND_SIGNALED;
+    q->silent_since = hrd_vlink_now();
+    q->flight[(q->flight_first + q->flights++) % HRD_VSEND_WRS] =
+        (struct flight){.wrs = (uint16_t)q->wrs_open, .slots = (uint16_t)q->slots_open};
+    q->wrs_open = q->slots_open = 0;
+    batch_post(&b);
+}
+
+/* A device that tries for ever (retry_cnt 7 means that on soft-RoCE), or whose queue pair is stuck, reports nothing at
+   all, so the time is taken here too: half of what the peer has before it counts as lost, to leave time for a new path. */
+static void check_silent(struct vlink *l)
+{
+    uint64_t now = 0;
+    for (unsigned i = 0; i < l->base.nstreams && l->state == V_UP; i++) {
+        const struct vqueue *q = &l->q[i];
+        if (!q->wrs)
+            continue;
+        now = now ? now : hrd_vlink_now();
+        if (!q->flights && now - q->posted_at > FENCE_NS)
+            post_fence(l, i);
+        else if (q->flights && now > q->silent_since && now - q->silent_since > l->c->stall_ns / 2) {
+            char text[160];
+            snprintf(text, sizeof(text),
+                     "nothing sent on queue pair %u of %s port %u was acknowledged for %" PRIu64 " ms", i,
+                     l->c->dev.name, l->c->dev.port, (now - q->silent_since) / 1000000);
+            hrd_vlink_interrupt(&l->base, text);
+        }
+    }
+}
+
 static unsigned verbs_poll(struct hrd_link *base)
 {
     struct vlink *l = (struct vlink *)base;
@@ -562,6 +606,7 @@ static unsigned verbs_poll(struct hrd_link *base)
     if (n)
         flush_all(l);
     check_starved(l);
+    check_silent(l);
     return n;
 }
 

@@ -32,6 +32,8 @@ struct vqueue {
     unsigned wrs, wrs_open, slots_open; /* outstanding; of them behind the last flight */
     struct flight flight[HRD_VSEND_WRS];
     uint32_t flight_first, flights;
+    /* ns: of the last work requests; and, while there are flights, of the first, or of the last completion. */
+    uint64_t posted_at, silent_since;
     struct kept kept[HRD_VMSG_DEPTH];
     /* receive side */
     bool in_frame;

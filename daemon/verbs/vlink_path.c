@@ -67,11 +67,12 @@ static void broken_by_device(struct vlink *l, const char *hint)
 
 /* ---- interrupted ------------------------------------------------------------------------------------------------ */
 
-/* What new queue pairs put right. */
+/* What new queue pairs put right. LOC_QP_OP_ERR is what soft-RoCE says when its interface is down and no route leads to
+   the peer. */
 static bool of_the_path(enum ibv_wc_status status)
 {
     return status == IBV_WC_RETRY_EXC_ERR || status == IBV_WC_RESP_TIMEOUT_ERR ||
-           status == IBV_WC_WR_FLUSH_ERR;
+           status == IBV_WC_LOC_QP_OP_ERR || status == IBV_WC_WR_FLUSH_ERR;
 }
 
 /* why: "" when the completions are to say it. */

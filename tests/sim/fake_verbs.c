@@ -504,6 +504,8 @@ static struct fqp *find_qp(uint32_t qpn)
 
 static enum ibv_wc_status do_write(struct fqp *to, const struct ibv_send_wr *wr)
 {
+    if (wr->sg_list->length == 0) /* no key is looked at */
+        return IBV_WC_SUCCESS;
     struct fmr *m = find_mr(wr->wr.rdma.rkey, to->qp.pd, wr->wr.rdma.remote_addr, wr->sg_list->length);
     if (!m || !(m->access & IBV_ACCESS_REMOTE_WRITE)) {
         raise_event((struct fctx *)to->qp.context, IBV_EVENT_QP_ACCESS_ERR, 0);

@@ -86,7 +86,8 @@ static void test_wc_errors(void **state)
     static const struct {
         enum ibv_wc_status status;
         const char *words;
-    } row[] = {{IBV_WC_RETRY_EXC_ERR, "RETRY_EXC_ERR (status 12, vendor 0x81) on queue pair"},
+    } row[] = {{IBV_WC_LOC_QP_OP_ERR, "LOC_QP_OP_ERR"},
+               {IBV_WC_RETRY_EXC_ERR, "RETRY_EXC_ERR (status 12, vendor 0x81) on queue pair"},
                {IBV_WC_REM_ACCESS_ERR, "REM_ACCESS_ERR"},
                {IBV_WC_LOC_PROT_ERR, "memory was used that is not registered"},
                {IBV_WC_RNR_RETRY_EXC_ERR, "broke the flow control"},
@@ -382,6 +383,33 @@ static void test_mended_after_events(void **state)
     }
     assert_true(s->mended > before);
     assert_int_equal(fake_verbs_last_rtr().ah_attr.grh.dgid.raw[15], 77);
+    assert_int_equal(s->node[0].comms_failed + s->node[1].comms_failed, 0);
+    stop(s);
+}
+
+/* A device that says nothing at all, as one that tries for ever does: the path counts as failed after a while. */
+static void test_mended_after_silence(void **state)
+{
+    (void)state;
+    struct sim_options o = {.pool_bytes = 8 << 20};
+    fake_verbs_stall_ms = 400;
+    struct sim *s = two_nodes(&o);
+    fake_verbs_stall_ms = 10000;
+    struct burst b;
+    bool lent = false;
+    s->mend = true;
+    assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
+    fake_verbs_hold(true);
+    burst_post(s, &b);
+    for (int i = 0; i < 50000 && !lent; i++) {
+        sim_events(s);
+        lent = s->lent[0][1] && s->lent[1][0];
+        nap();
+    }
+    assert_true(lent);
+    fake_verbs_hold(false);
+    burst_check(s, &b);
+    assert_true(s->mended > 0);
     assert_int_equal(s->node[0].comms_failed + s->node[1].comms_failed, 0);
     stop(s);
 }
@@ -829,6 +857,7 @@ int main(void)
         cmocka_unit_test(test_starved),
         cmocka_unit_test(test_mended),
         cmocka_unit_test(test_mended_after_events),
+        cmocka_unit_test(test_mended_after_silence),
         cmocka_unit_test(test_fails_while_interrupted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
