@@ -306,7 +306,7 @@ $(FUZZERS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
 submake = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
 deps = @.ci/deps
 
-.PHONY: deps demo demo-ddp test test-gpu asan tsan clang
+.PHONY: deps demo demo-ddp test test-gpu test-vm asan tsan clang
 deps:
 	$(deps) build test
 
@@ -330,6 +330,13 @@ test-gpu:
 	$(deps) build test
 	@+$(submake) tests
 	@$(PYTHON) tests/gpu/run --build $(BUILD) --out $(BUILD)/test-gpu $(TESTFLAGS)
+
+# Without the packages, or the right to install them, the machines are skipped in words (and status 77).
+test-vm:
+	$(deps) build
+	@.ci/deps vm || true
+	@+$(submake) all
+	@$(PYTHON) tests/vm/run --build $(BUILD) $(TESTFLAGS) || [ $$? = 77 ]
 
 # The same suite on other builds. CUDA=0: the sanitizers cannot see device code, and its driver upsets them.
 asan:
@@ -355,7 +362,7 @@ LINT := build/lint
 LINT_DIRS := $(wildcard client daemon kernels proto tests)
 LINT_H := $(shell find $(LINT_DIRS) -name '*.h')
 LINT_SH := $(shell find $(LINT_DIRS) .ci -name '*.sh') .ci/run .ci/deps
-LINT_PY := $(shell find $(LINT_DIRS) -name '*.py') tests/run tests/gpu/run
+LINT_PY := $(shell find $(LINT_DIRS) -name '*.py') tests/run tests/gpu/run tests/vm/run tests/bench/verbs
 LINT_C := $(ALL_SRC) $(MPI_SRC) $(FUZZ_SRC)
 # Longer files are split: see CONTRIBUTING.md.
 LINT_MAX_LINES := 900
@@ -477,6 +484,7 @@ help:
 	@echo 'make demo-ddp      the same with a PyTorch DDP training'
 	@echo "make test          builds and runs the suite (TESTFLAGS='-k PATTERN'; tests/run --help)"
 	@echo 'make test-gpu      what needs GPUs, and the comparison with NCCL, into build/test-gpu'
+	@echo 'make test-vm       verbs and systemd in virtual machines (root; TESTFLAGS=--short: a few minutes)'
 	@echo 'make asan tsan     the suite under ASan+UBSan, under TSan'
 	@echo 'make lint clang    linters; a build by clang'
 	@echo 'make fuzz          libFuzzer targets for FUZZ_SECONDS=60 in all'
