@@ -73,6 +73,9 @@ struct hrd_engine {
 
 struct hrd_engine_table {
     const char *name;
+    /* Bytes of an op of one node that it wants in one piece of work, when that is more than the plan's unit: each piece costs
+       it much. 0: as planned. */
+    uint64_t one_node_unit;
     /* NULL: the engine can do such an op. Else a phrase why not ("no GPU kernels in this build"), which lives until the next
        call. */
     const char *(*refuses)(struct hrd_engine *e, const struct hrd_engine_ask *ask);

@@ -274,12 +274,19 @@ static bool ops_pending(const struct hrd_agent *a)
     return false;
 }
 
-/* Something will happen of which nobody tells: the agent only naps. */
-static bool must_look(struct hrd_agent *a)
+static bool engines_silent(struct hrd_agent *a)
 {
     for (unsigned i = 0; i < HRD_NENGINES; i++)
         if (a->engine[i] && a->engine[i]->table->silent && a->engine[i]->table->silent(a->engine[i]))
             return true;
+    return false;
+}
+
+/* Something will happen of which nobody tells: the agent only naps. */
+static bool must_look(struct hrd_agent *a)
+{
+    if (engines_silent(a))
+        return true;
     for (const struct acomm *c = a->comms; c; c = c->next)
         if (c->streams)
             return true;
@@ -319,6 +326,15 @@ static bool engine_busy(const struct hrd_agent *a)
     return false;
 }
 
+/* What a device works on ends soon and rings nobody, and a nap would be a good part of it. */
+#define SILENT_SPINS 10u
+
+static uint64_t spin_ns(struct hrd_agent *a)
+{
+    uint64_t spin = a->cfg.spin_us * UINT64_C(1000);
+    return engines_silent(a) ? spin * SILENT_SPINS : spin;
+}
+
 static void *agent_thread(void *arg)
 {
     struct hrd_agent *a = arg;
@@ -335,7 +351,7 @@ static void *agent_thread(void *arg)
             last_busy = a->now;
             continue;
         }
-        if (a->now - last_busy < a->cfg.spin_us * UINT64_C(1000) && (must_look(a) || !engine_busy(a))) {
+        if (a->now - last_busy < spin_ns(a) && (must_look(a) || !engine_busy(a))) {
             sched_yield(); /* whoever has the work we wait for may need this core */
             continue;
         }

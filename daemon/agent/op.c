@@ -100,26 +100,37 @@ static bool early_frames_agree(struct aop *op)
     return true;
 }
 
+/* Where no peer has to cut alike, the engine has a say in it. */
+static struct hrd_plan_env planning_env(const struct aop *op)
+{
+    struct hrd_plan_env env = op->c->env;
+    const uint64_t wanted = op->engine->table->one_node_unit;
+    if (env.nnodes == 1 && wanted > env.unit_bytes)
+        env.unit_bytes = env.unit_min_bytes = wanted;
+    return env;
+}
+
 void hrd_op_posted(struct aop *op)
 {
     struct acomm *c = op->c;
     if (!early_frames_agree(op))
         return;
+    const char *refusal = hrd_choose_engine(op);
+    if (refusal) {
+        hrd_abort_report(op, HRP_UNSUPPORTED, "op %" PRIu64 ": node %s: %s", op->op, c->a->node_name,
+                         refusal);
+        return;
+    }
     char text[SENTENCE], *why = text;
     size_t len = 0;
     if (op->op <= 4 || op->op % 64 == 0) { /* words cost time; a sample is enough */
         why = c->stat.last_plan;
         len = sizeof(c->stat.last_plan);
     }
-    if (hrd_plan_op(&c->env, &op->sig, &op->plan, why, len)) {
-        hrd_plan_op(&c->env, &op->sig, &op->plan, text, sizeof(text));
+    const struct hrd_plan_env env = planning_env(op);
+    if (hrd_plan_op(&env, &op->sig, &op->plan, why, len)) {
+        hrd_plan_op(&env, &op->sig, &op->plan, text, sizeof(text));
         hrd_abort_report(op, HRP_INVALID_ARGUMENT, "op %" PRIu64 ": %s", op->op, text);
-        return;
-    }
-    const char *refusal = hrd_choose_engine(op);
-    if (refusal) {
-        hrd_abort_report(op, HRP_UNSUPPORTED, "op %" PRIu64 ": node %s: %s", op->op, c->a->node_name,
-                         refusal);
         return;
     }
     op->state = OP_RUNNING;

@@ -18,6 +18,8 @@
 #define SHARD_ELEMS UINT64_C(512)
 /* Shards up to this long go through the lane of small ones. */
 #define SMALL_BYTES (UINT64_C(256) << 10)
+/* What one launch takes: far above what it costs, and no more than a millisecond that others wait behind it. */
+#define UNIT_BYTES (UINT64_C(64) << 20)
 /* A lane that has been silent for so long is asked whether its GPU still lives. */
 #define SILENCE_NS UINT64_C(2000000)
 /* A measured wait counts half as much after each such time without another, so that a GPU gets its next try. */
@@ -446,6 +448,7 @@ static void sm_free(struct hrd_engine *base)
 
 static const struct hrd_engine_table sm_table = {
     .name = "sm",
+    .one_node_unit = UNIT_BYTES,
     .refuses = sm_refuses,
     .waited = sm_waited,
     .submit = sm_submit,
