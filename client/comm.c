@@ -309,6 +309,7 @@ static hclient_result_t take_config(const hclient_comm_config_t *config, struct 
     CHECK_RANGE(reproducible, HRP_ON, "HCLIENT_DEFAULT, HCLIENT_OFF or HCLIENT_ON");
     CHECK_RANGE(wire_f32, HRP_ON, "HCLIENT_DEFAULT, HCLIENT_OFF or HCLIENT_ON");
     CHECK_RANGE(transport, 2, "one of HCLIENT_TRANSPORT_*");
+    CHECK_RANGE(overlap, HRP_NOVERLAPS - 1, "one of HCLIENT_OVERLAP_*");
     CHECK_RANGE(service_level, 16, "HCLIENT_CLASS(0) to HCLIENT_CLASS(15)");
     CHECK_RANGE(traffic_class, 256, "HCLIENT_CLASS(0) to HCLIENT_CLASS(255)");
     if (c.require & ~(HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P))
@@ -320,6 +321,7 @@ static hclient_result_t take_config(const hclient_comm_config_t *config, struct 
                                     .reproducible = (uint8_t)c.reproducible,
                                     .wire_f32 = (uint8_t)c.wire_f32,
                                     .transport = (uint8_t)c.transport,
+                                    .overlap = (uint8_t)c.overlap,
                                     .require = c.require};
     if (c.service_level) {
         out->service_level = (uint8_t)(c.service_level - 1);

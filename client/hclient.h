@@ -121,6 +121,12 @@ enum {
     HCLIENT_ALGO_TREE = 5
 };
 enum { HCLIENT_REQUIRE_VERBS = 1, HCLIENT_REQUIRE_GDR = 2, HCLIENT_REQUIRE_P2P = 4 };
+/*
+ * What the job does while its GPU buffers are reduced, for the choice of the engine: AUTO goes by how long the daemon's recent
+ * kernels waited for the GPU; COMPUTE: the GPU is busy, take copy engines and the CPU; IDLE: it waits for the result, take
+ * kernels.
+ */
+enum { HCLIENT_OVERLAP_AUTO = 0, HCLIENT_OVERLAP_COMPUTE = 1, HCLIENT_OVERLAP_IDLE = 2 };
 #define HCLIENT_NO_TIMEOUT UINT32_MAX
 
 /*
@@ -139,12 +145,13 @@ typedef struct {
     uint32_t require;          /* HCLIENT_REQUIRE_*: init fails, in words, when the path is another one */
     int service_level; /* of verbs links between nodes, both directions: HCLIENT_CLASS(0) to HCLIENT_CLASS(15) */
     int traffic_class; /* of their RoCE packets: HCLIENT_CLASS(0) to HCLIENT_CLASS(255) */
+    int overlap;       /* HCLIENT_OVERLAP_* */
 } hclient_comm_config_t;
 /* A class by its number, because 0 in a field is the default. */
 #define HCLIENT_CLASS(number) ((number) + 1)
-#define HCLIENT_COMM_CONFIG_INITIALIZER                                \
-    {                                                                  \
-        sizeof(hclient_comm_config_t), NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define HCLIENT_COMM_CONFIG_INITIALIZER                                   \
+    {                                                                     \
+        sizeof(hclient_comm_config_t), NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /*

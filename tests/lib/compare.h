@@ -51,7 +51,7 @@ struct cmp_page {
     double busy_rate[3]; /* a second: alone, beside NCCL, beside hreduce */
     unsigned nrows;
     struct cmp_row row[CMP_MAX_ROWS];
-    char path[1024];
+    char path[4096];
 };
 
 /* A rank's process. */

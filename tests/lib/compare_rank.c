@@ -112,7 +112,9 @@ static int hreduce_fail(struct rank *r, const char *what)
 
 static void set_overlap(hclient_comm_config_t *config, const char *overlap)
 {
-    (void)config, (void)overlap;
+    config->overlap = strcmp(overlap, "idle") == 0      ? HCLIENT_OVERLAP_IDLE
+                      : strcmp(overlap, "compute") == 0 ? HCLIENT_OVERLAP_COMPUTE
+                                                        : HCLIENT_OVERLAP_AUTO;
 }
 
 static int join(struct rank *r)

@@ -88,6 +88,9 @@ static void test_init(void **state)
     c.service_level = HCLIENT_CLASS(16);
     BAD("config.service_level is 17", hclient_comm_init_rank_config(&comm, 1, id, 0, &c));
     c.service_level = 0;
+    c.overlap = 3;
+    BAD("config.overlap is 3", hclient_comm_init_rank_config(&comm, 1, id, 0, &c));
+    c.overlap = 0;
     c.traffic_class = HCLIENT_CLASS(256);
     BAD("config.traffic_class is 257", hclient_comm_init_rank_config(&comm, 1, id, 0, &c));
     c.traffic_class = 0;

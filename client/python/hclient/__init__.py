@@ -91,6 +91,7 @@ class _Config(ctypes.Structure):
         ("require", ctypes.c_uint32),
         ("service_level", ctypes.c_int),
         ("traffic_class", ctypes.c_int),
+        ("overlap", ctypes.c_int),
     ]
 
 
@@ -201,6 +202,7 @@ def _config(
     require=0,
     service_level=None,
     traffic_class=None,
+    overlap="auto",
 ):
     def tristate(value):
         return 0 if value is None else 2 if value else 1
@@ -220,6 +222,7 @@ def _config(
         require,
         0 if service_level is None else service_level + 1,
         0 if traffic_class is None else traffic_class + 1,
+        ("auto", "compute", "idle").index(overlap),
     )
 
 
@@ -340,7 +343,8 @@ class Comm:
     def from_name(cls, name, **config):
         """Joins the ranks of this job that use the same name; rank and size come from the launcher (torchrun,
         mpirun, srun). config: socket, setup_timeout and op_timeout in seconds (float("inf"): none), algo,
-        reproducible, wire_f32, transport, require, service_level, traffic_class, as in hclient_comm_config_t."""
+        reproducible, wire_f32, transport, require, service_level, traffic_class, overlap ("auto", "compute",
+        "idle"), as in hclient_comm_config_t."""
         handle = _P()
         settings = _config(**config)
         _call("hclient_comm_init_name", ctypes.byref(handle), os.fsencode(name), ctypes.byref(settings))
