@@ -114,7 +114,8 @@ static bool takes_shared(struct hcl_comm *comm, const struct hcl_call *c, struct
 
 const struct hcl_way hcl_way_shared = {.takes = takes_shared, .ready = HRP_CHUNK_ALL};
 
-static const struct hcl_way *const ways[] = {&hcl_way_gpu_staged, &hcl_way_shared, &hcl_way_staged};
+static const struct hcl_way *const ways[] = {&hcl_way_gpu_shared, &hcl_way_gpu_staged, &hcl_way_shared,
+                                             &hcl_way_staged};
 
 /* Under post_lock: the way the call goes. */
 static hclient_result_t choose(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
@@ -134,6 +135,7 @@ static struct hcl_op *fill_slot(struct hcl_comm *comm, const struct hcl_call *c,
                                 const struct hcl_way *way)
 {
     struct hcl_op *op = &comm->ops[number % HRP_OP_SLOTS];
+    hcl_gpu_unuse(comm->ctx, op); /* the older one's */
     pthread_mutex_lock(&comm->lock);
     op->number = number;
     op->complete = false;

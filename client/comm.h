@@ -36,9 +36,10 @@ struct hcl_op {
     uint64_t base;  /* position of its stream */
     uint64_t bytes; /* of the stream */
     uint64_t nchunks;
-    _Atomic uint64_t in; /* chunks whose input is in the window */
-    uint64_t out;        /* chunks that were copied out: their window bytes are free */
-    void *stream;        /* ops of a stream: it */
+    _Atomic uint64_t in;              /* chunks whose input is in the window */
+    uint64_t out;                     /* chunks that were copied out: their window bytes are free */
+    void *stream;                     /* ops of a stream: it */
+    struct hcl_gpu_memory *memory[2]; /* that it uses; under post_lock, and when the comm ends */
 };
 
 struct hcl_failure {

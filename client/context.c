@@ -66,6 +66,7 @@ static void context_free(struct hcl_context *ctx)
         free(r);
     }
     hcl_regions_deinit(&ctx->regions);
+    hcl_gpu_memories_deinit(&ctx->gpu);
     pthread_cond_destroy(&ctx->answered);
     pthread_mutex_destroy(&ctx->lock);
     free(ctx->receive_buf);
@@ -88,6 +89,7 @@ static struct hcl_context *context_new(const char *path)
     pthread_cond_init(&ctx->answered, &attr);
     pthread_condattr_destroy(&attr);
     hcl_regions_init(&ctx->regions);
+    hcl_gpu_memories_init(&ctx->gpu);
     ctx->socket_path = strdup(path);
     ctx->receive_buf = malloc(HRP_MSG_MAX);
     if (ctx->socket_path == NULL || ctx->receive_buf == NULL) {

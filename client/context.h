@@ -14,6 +14,7 @@
 
 #include "client/buffer.h"
 #include "client/error.h"
+#include "client/gpu_import.h"
 #include "proto/shm.h"
 #include "proto/wire.h"
 
@@ -70,6 +71,7 @@ struct hcl_context {
     uint64_t next_cookie;
 
     struct hcl_regions regions;
+    struct hcl_gpu_memories gpu;
 
     _Atomic uint32_t deferred; /* groups of other threads that have pushed and will ring */
 
@@ -134,6 +136,15 @@ void hcl_reply_deinit(struct hcl_reply *reply); /* frees text, closes descriptor
  */
 hclient_result_t hcl_request(struct hcl_context *ctx, const struct hrp_msg *msg, const int *fds, int nfds,
                              uint16_t expect, uint64_t timeout_ns, struct hcl_reply *reply);
+/* A message that follows a request under its cookie, with a descriptor, which stays the caller's. */
+struct hcl_part {
+    struct hrp_msg msg;
+    int fd;
+};
+/* The same with parts behind msg. */
+hclient_result_t hcl_request_parts(struct hcl_context *ctx, const struct hrp_msg *msg, struct hcl_part *part,
+                                   unsigned nparts, uint16_t expect, uint64_t timeout_ns,
+                                   struct hcl_reply *reply);
 /* Sends without waiting for an answer (which is dropped). False: the socket is full or broken. */
 bool hcl_send_only(struct hcl_context *ctx, const struct hrp_msg *msg, uint16_t expect);
 /* Watcher: one datagram that arrived. */

@@ -7,6 +7,7 @@
  *   gpu_device.c  which memory and which context: everything that is asked of CUDA before an op is posted
  *   gpu_comm.c    what streams of a communicator write and wait for, pinned; its end; the release of streams
  *   gpu_staged.c  the way of copies through the comm's window, by the job's own stream
+ *   gpu_import.c  the way of memory that the daemon has, exported to it once an allocation
  *
  * An op's slot is free again when the daemon is done with the op and its stream has passed it: a stream that comes late would
  * write the ready word of an op that is over.
@@ -32,6 +33,10 @@ struct hcl_gpu {
     hrg_ptr passed_dev;
     bool pinned_window; /* under post_lock */
     atomic_bool spoiled;
+    /* Under post_lock: memory of the call that is being posted; and what ops on this comm did, for the path report. */
+    struct hcl_gpu_memory *found[2];
+    uint64_t imported_ops, staged_ops;
+    char staged_because[256];
 };
 
 /* ---- gpu_device.c -------------------------------------------------------------------------------------------------- */
@@ -84,6 +89,7 @@ hrg_result hcl_gpu_wait_passed(struct hcl_comm *comm, hrg_stream stream, uint64_
 hrg_result hcl_gpu_write_ready(struct hcl_comm *comm, hrg_stream stream, uint64_t number, uint64_t chunks);
 hrg_result hcl_gpu_write_passed(struct hcl_comm *comm, hrg_stream stream, uint64_t number);
 
-extern const struct hcl_way hcl_way_gpu_staged;
+extern const struct hcl_way hcl_way_gpu_staged; /* gpu_staged.c */
+extern const struct hcl_way hcl_way_gpu_shared; /* gpu_import.c: memory that the daemon has */
 
 #endif

@@ -10,6 +10,7 @@
 #include "kernels/kernels.h"
 
 #define PASSED_BYTES HRP_PAGE
+#define ABI_MINOR_GPU 1u
 
 _Static_assert(sizeof(struct hrp_op_flags) * HRP_OP_SLOTS % HRP_PAGE == 0, "whole pages can be pinned");
 _Static_assert(HRP_OP_SLOTS * sizeof(uint64_t) <= PASSED_BYTES, "a word a slot");
@@ -115,6 +116,11 @@ hclient_result_t hcl_gpu_need(struct hcl_comm *comm, const struct hrg_driver *dr
 {
     if (comm->gpu != NULL)
         return check_device(comm->gpu, call);
+    uint32_t abi = atomic_load_explicit(&comm->ctx->seg->abi, memory_order_acquire);
+    if ((abi & 0xffff) < ABI_MINOR_GPU)
+        return hcl_fail(HCLIENT_UNSUPPORTED,
+                        "%s: the hreduced daemon (%s) is older than GPU buffers; update it", call,
+                        comm->ctx->version);
     struct hcl_gpu *g = calloc(1, sizeof(*g));
     if (g == NULL)
         return hcl_fail(HCLIENT_RESOURCE, "%s: out of memory", call);
@@ -192,6 +198,17 @@ void hcl_gpu_harvest(struct hcl_comm *comm)
         if (outcome.result != HCLIENT_OK)
             hcl_log(HCLIENT_LOG_ERROR, "an op on GPU buffers failed: %s", outcome.text);
     }
+    if (comm->gpu == NULL || pthread_mutex_trylock(&comm->post_lock) != 0)
+        return; /* somebody is posting, and so frees what is not needed */
+    for (unsigned i = 0; i < HRP_OP_SLOTS; i++) {
+        struct hcl_op *op = &comm->ops[i];
+        pthread_mutex_lock(&comm->lock);
+        bool over = op->complete;
+        pthread_mutex_unlock(&comm->lock);
+        if (over)
+            hcl_gpu_unuse(comm->ctx, op);
+    }
+    pthread_mutex_unlock(&comm->post_lock);
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------------- */
@@ -235,6 +252,8 @@ bool hcl_gpu_deinit(struct hcl_comm *comm, uint64_t wait_ns)
         struct timespec ts = hcl_timespec(HCL_MS / 5);
         nanosleep(&ts, NULL);
     }
+    for (unsigned i = 0; i < HRP_OP_SLOTS; i++)
+        hcl_gpu_unuse(comm->ctx, &comm->ops[i]);
     unpin(comm);
     free_words(comm->gpu);
     comm->gpu = NULL;

@@ -220,6 +220,7 @@ static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_de
     if (*result == HCLIENT_OK && bytes > 0)
         hcl_stage_make_room(comm, bytes, true);
     desc->flags |= HRP_DESC_STREAM;
+    comm->gpu->staged_ops += *result == HCLIENT_OK;
     return true;
 }
 

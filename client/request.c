@@ -123,8 +123,9 @@ static hclient_result_t take_answer(struct hcl_request *req, struct hcl_reply *r
     return HCLIENT_OK;
 }
 
-hclient_result_t hcl_request(struct hcl_context *ctx, const struct hrp_msg *msg, const int *fds, int nfds,
-                             uint16_t expect, uint64_t timeout_ns, struct hcl_reply *reply)
+static hclient_result_t request(struct hcl_context *ctx, const struct hrp_msg *msg, const int *fds, int nfds,
+                                struct hcl_part *part, unsigned nparts, uint16_t expect, uint64_t timeout_ns,
+                                struct hcl_reply *reply)
 {
     struct hcl_request *req = new_request(ctx, msg->type, expect);
     if (req == NULL)
@@ -133,6 +134,10 @@ hclient_result_t hcl_request(struct hcl_context *ctx, const struct hrp_msg *msg,
     struct hrp_msg m = *msg;
     m.cookie = req->cookie;
     int rc = send_message(ctx, &m, fds, nfds, deadline);
+    for (unsigned i = 0; i < nparts && rc == 0; i++) {
+        part[i].msg.cookie = req->cookie;
+        rc = send_message(ctx, &part[i].msg, &part[i].fd, 1, deadline);
+    }
     pthread_mutex_lock(&ctx->lock);
     if (rc == 0)
         await(ctx, req, deadline);
@@ -157,6 +162,24 @@ hclient_result_t hcl_request(struct hcl_context *ctx, const struct hrp_msg *msg,
     pthread_mutex_unlock(&ctx->lock);
     if (ours)
         free_request(req);
+    return r;
+}
+
+hclient_result_t hcl_request(struct hcl_context *ctx, const struct hrp_msg *msg, const int *fds, int nfds,
+                             uint16_t expect, uint64_t timeout_ns, struct hcl_reply *reply)
+{
+    return request(ctx, msg, fds, nfds, NULL, 0, expect, timeout_ns, reply);
+}
+
+/* One thread at a time, so that nobody's parts lie between those of another. */
+hclient_result_t hcl_request_parts(struct hcl_context *ctx, const struct hrp_msg *msg, struct hcl_part *part,
+                                   unsigned nparts, uint16_t expect, uint64_t timeout_ns,
+                                   struct hcl_reply *reply)
+{
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&one);
+    hclient_result_t r = request(ctx, msg, NULL, 0, part, nparts, expect, timeout_ns, reply);
+    pthread_mutex_unlock(&one);
     return r;
 }
 

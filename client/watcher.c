@@ -157,6 +157,7 @@ static void tick(struct hcl_context *ctx, const struct ref *v, size_t n)
         hcl_gpu_harvest(c);
         hcl_handle_put(v[i].handle);
     }
+    hcl_gpu_expire(ctx);
     check_heartbeat(ctx, pending);
 }
 

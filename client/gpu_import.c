@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: MIT */
+#include "client/gpu_import.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/futex.h"
+#include "client/gpu.h"
+
+/* Smaller ops go through the window: two small copies cost less than what another process does before and after. */
+#define STAGED_BYTES (UINT64_C(128) << 10)
+#define MEMORIES_MAX 256u
+#define IDLE_NS (30 * HCL_SEC) /* also: how long a refusal is believed */
+
+struct part {
+    uint64_t offset, bytes;
+    unsigned long long id; /* the driver's, of the allocation; never used twice */
+};
+
+struct hcl_gpu_memory {
+    struct hcl_gpu_memory *next;
+    hrg_ptr base;
+    uint64_t bytes;
+    uint32_t id;    /* the daemon's name for it */
+    bool refused;   /* it has none: why[] */
+    bool stale;     /* another allocation lies there now */
+    unsigned users; /* ops that are not over */
+    uint64_t used_ns;
+    char why[256];
+    unsigned nparts;
+    struct part part[];
+};
+
+void hcl_gpu_memories_init(struct hcl_gpu_memories *m)
+{
+    pthread_mutex_init(&m->lock, NULL);
+}
+
+void hcl_gpu_memories_deinit(struct hcl_gpu_memories *m)
+{
+    while (m->list != NULL) {
+        struct hcl_gpu_memory *g = m->list;
+        m->list = g->next;
+        free(g);
+    }
+    pthread_mutex_destroy(&m->lock);
+}
+
+/* ---- giving up ----------------------------------------------------------------------------------------------------- */
+
+/* Under the lock. */
+static void drop(struct hcl_context *ctx, struct hcl_gpu_memory *g)
+{
+    struct hcl_gpu_memory **p = &ctx->gpu.list;
+    while (*p != g)
+        p = &(*p)->next;
+    *p = g->next;
+    ctx->gpu.n--;
+    if (!g->refused && !hcl_context_lost(ctx)) {
+        struct hrp_msg msg = {.type = HRP_MSG_FREE};
+        msg.body.buffer.id = g->id;
+        hcl_send_only(ctx, &msg, HRP_MSG_DONE);
+    }
+    free(g);
+}
+
+void hcl_gpu_unuse(struct hcl_context *ctx, struct hcl_op *op)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        struct hcl_gpu_memory *g = op->memory[i];
+        if (g == NULL)
+            continue;
+        op->memory[i] = NULL;
+        pthread_mutex_lock(&ctx->gpu.lock);
+        g->users--;
+        if (g->users == 0 && g->stale)
+            drop(ctx, g);
+        pthread_mutex_unlock(&ctx->gpu.lock);
+    }
+}
+
+void hcl_gpu_expire(struct hcl_context *ctx)
+{
+    uint64_t now = hcl_now();
+    pthread_mutex_lock(&ctx->gpu.lock);
+    for (struct hcl_gpu_memory *g = ctx->gpu.list, *next; g != NULL; g = next) {
+        next = g->next;
+        if (g->users == 0 && now - g->used_ns > IDLE_NS)
+            drop(ctx, g);
+    }
+    pthread_mutex_unlock(&ctx->gpu.lock);
+}
+
+/* Under the lock: room for one more; false: all are in use. */
+static bool make_room(struct hcl_context *ctx)
+{
+    if (ctx->gpu.n < MEMORIES_MAX)
+        return true;
+    struct hcl_gpu_memory *oldest = NULL;
+    for (struct hcl_gpu_memory *g = ctx->gpu.list; g != NULL; g = g->next)
+        if (g->users == 0 && (oldest == NULL || g->used_ns < oldest->used_ns))
+            oldest = g;
+    if (oldest != NULL)
+        drop(ctx, oldest);
+    return oldest != NULL;
+}
+
+/* ---- looking up ---------------------------------------------------------------------------------------------------- */
+
+static bool still_there(const struct hrg_driver *drv, const struct hcl_gpu_memory *g, hrg_ptr p,
+                        uint64_t bytes)
+{
+    for (unsigned i = 0; i < g->nparts; i++) {
+        const struct part *part = &g->part[i];
+        hrg_ptr at = g->base + part->offset;
+        unsigned long long id = 0;
+        if (at >= p + bytes || at + part->bytes <= p)
+            continue;
+        if (drv->PointerGetAttribute(&id, HRG_PTR_BUFFER_ID, at) != HRG_SUCCESS || id != part->id)
+            return false;
+    }
+    return true;
+}
+
+/* Under the lock. Memory that is no longer what it was is forgotten. */
+static struct hcl_gpu_memory *lookup(struct hcl_context *ctx, const struct hrg_driver *drv, hrg_ptr p,
+                                     uint64_t bytes)
+{
+    uint64_t now = hcl_now();
+    for (struct hcl_gpu_memory *g = ctx->gpu.list, *next; g != NULL; g = next) {
+        next = g->next;
+        if (g->stale || p >= g->base + g->bytes || p + bytes <= g->base)
+            continue;
+        bool old_refusal = g->refused && now - g->used_ns > IDLE_NS;
+        if (!old_refusal && still_there(drv, g, p, bytes) && p >= g->base && p + bytes <= g->base + g->bytes)
+            return g;
+        if (!old_refusal && still_there(drv, g, g->base, g->bytes))
+            continue; /* the buffer reaches over its end: a segment that grew */
+        g->stale = true;
+        if (g->users == 0)
+            drop(ctx, g);
+    }
+    return NULL;
+}
+
+/* ---- exporting ----------------------------------------------------------------------------------------------------- */
+
+static struct hcl_gpu_memory *memory_new(unsigned nparts)
+{
+    struct hcl_gpu_memory *g = calloc(1, sizeof(*g) + nparts * sizeof(g->part[0]));
+    if (g != NULL)
+        g->nparts = nparts;
+    return g;
+}
+
+/* The allocations, or mappings, that [p, p + bytes) lies in. NULL: not one behind the other, or too many. */
+static struct hcl_gpu_memory *survey(const struct hrg_driver *drv, hrg_ptr p, uint64_t bytes)
+{
+    hrg_ptr base = 0, at;
+    size_t size = 0;
+    unsigned n = 0;
+    for (at = p; at < p + bytes && n <= HRP_GPU_PARTS_MAX; n++) {
+        if (drv->MemGetAddressRange(&base, &size, at) != HRG_SUCCESS || size == 0 || base > at)
+            return NULL;
+        at = base + size;
+    }
+    struct hcl_gpu_memory *g = n <= HRP_GPU_PARTS_MAX ? memory_new(n) : NULL;
+    if (g == NULL)
+        return NULL;
+    at = p;
+    for (unsigned i = 0; i < n; i++) {
+        drv->MemGetAddressRange(&base, &size, at);
+        if (i == 0)
+            g->base = base;
+        g->part[i] = (struct part){.offset = base - g->base, .bytes = size};
+        if (drv->PointerGetAttribute(&g->part[i].id, HRG_PTR_BUFFER_ID, base) != HRG_SUCCESS) {
+            free(g);
+            return NULL;
+        }
+        at = base + size;
+    }
+    g->bytes = at - g->base;
+    return g;
+}
+
+static void refuse(struct hcl_gpu_memory *g, const char *why)
+{
+    g->refused = true;
+    snprintf(g->why, sizeof(g->why), "%s", why);
+}
+
+static void close_parts(struct hcl_part *part, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        close(part[i].fd);
+    free(part);
+}
+
+/* Descriptors of all mappings; NULL with g refused. */
+static struct hcl_part *export_parts(const struct hrg_driver *drv, struct hcl_gpu_memory *g)
+{
+    struct hcl_part *part = calloc(g->nparts + 1, sizeof(*part));
+    for (unsigned i = 0; part != NULL && i < g->nparts; i++) {
+        hrg_handle handle;
+        int fd = -1;
+        hrg_result r =
+            drv->MemRetainAllocationHandle(&handle, (void *)(uintptr_t)(g->base + g->part[i].offset));
+        if (r == HRG_SUCCESS) {
+            r = drv->MemExportToShareableHandle(&fd, handle, HRG_HANDLE_POSIX_FD, 0);
+            drv->MemRelease(handle);
+        }
+        if (r != HRG_SUCCESS) {
+            char text[160];
+            snprintf(g->why, sizeof(g->why), "a mapping cannot be exported: %s",
+                     hrg_error_text(drv, r, text, sizeof(text)));
+            g->refused = true;
+            close_parts(part, i);
+            return NULL;
+        }
+        part[i] = (struct hcl_part){.msg = {.type = HRP_MSG_GPU_PART}, .fd = fd};
+        part[i].msg.body.gpu_part.offset = g->part[i].offset;
+        part[i].msg.body.gpu_part.bytes = g->part[i].bytes;
+    }
+    return part;
+}
+
+/* How it can be exported: into msg, and the parts of a VMM range. False: not, g says why. */
+static bool export(const struct hrg_driver *drv, struct hcl_gpu_memory *g, struct hrp_msg *msg,
+                   struct hcl_part **part)
+{
+    unsigned legacy = 0, managed = 0;
+    uint64_t types = 0;
+    hrg_device dev = -1;
+    struct hrg_uuid uuid;
+    struct hrp_msg_import_gpu *m = &msg->body.import_gpu;
+    drv->PointerGetAttribute(&managed, HRG_PTR_IS_MANAGED, g->base);
+    drv->PointerGetAttribute(&legacy, HRG_PTR_IS_LEGACY_CUDA_IPC_CAPABLE, g->base);
+    drv->PointerGetAttribute(&types, HRG_PTR_ALLOWED_HANDLE_TYPES, g->base);
+    if (drv->PointerGetAttribute(&dev, HRG_PTR_DEVICE_ORDINAL, g->base) != HRG_SUCCESS ||
+        hrg_device_uuid(drv, dev, &uuid) != HRG_SUCCESS) {
+        refuse(g, "the driver does not say which GPU it is on");
+        return false;
+    }
+    memcpy(m->uuid, uuid.bytes, sizeof(m->uuid));
+    m->bytes = g->bytes;
+    *part = NULL;
+    if (managed) {
+        refuse(g, "managed memory (cudaMallocManaged) cannot be shared; use cudaMalloc");
+    } else if (types & HRG_HANDLE_POSIX_FD) {
+        m->kind = HRP_GPU_VMM;
+        m->nparts = g->nparts;
+        *part = export_parts(drv, g);
+        if (*part == NULL && !g->refused)
+            refuse(g, "out of memory");
+    } else if (legacy && g->nparts == 1) {
+        struct hrg_ipc_handle handle;
+        m->kind = HRP_GPU_LEGACY;
+        hrg_result r = drv->IpcGetMemHandle(&handle, g->base);
+        if (r == HRG_SUCCESS) {
+            memcpy(m->handle, handle.data, sizeof(m->handle));
+        } else {
+            char text[160];
+            snprintf(g->why, sizeof(g->why), "cuIpcGetMemHandle failed: %s",
+                     hrg_error_text(drv, r, text, sizeof(text)));
+            g->refused = true;
+        }
+    } else {
+        refuse(g, "it was allocated without a handle that can be exported (a memory pool, or PyTorch's "
+                  "expandable segments); "
+                  "use cudaMalloc, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False");
+    }
+    return !g->refused;
+}
+
+/* Not under the lock: a new one, in the daemon or refused. NULL: *result. */
+static struct hcl_gpu_memory *import(struct hcl_context *ctx, const struct hrg_driver *drv, hrg_ptr p,
+                                     uint64_t bytes, hclient_result_t *result)
+{
+    struct hrp_msg msg = {.type = HRP_MSG_IMPORT_GPU};
+    struct hcl_part *part = NULL;
+    struct hcl_reply reply = HCL_REPLY_NULL;
+    struct hcl_gpu_memory *g = survey(drv, p, bytes);
+    if (g == NULL)
+        return NULL; /* odd memory: staged */
+    if (!export(drv, g, &msg, &part)) {
+        free(part);
+        return g;
+    }
+    *result = hcl_request_parts(ctx, &msg, part, msg.body.import_gpu.nparts, HRP_MSG_REGISTERED, HCL_ALLOC_NS,
+                                &reply);
+    if (part != NULL)
+        close_parts(part, g->nparts);
+    if (*result == HCLIENT_OK) {
+        g->id = reply.msg.body.buffer.id;
+    } else if (!hcl_context_lost(ctx)) {
+        *result = HCLIENT_OK; /* the daemon cannot, and says why */
+        refuse(g, hclient_last_error(NULL));
+    } else {
+        free(g);
+        g = NULL;
+    }
+    hcl_reply_deinit(&reply);
+    return g;
+}
+
+/*
+ * Under post_lock, which makes this the only one of its comm. The memory of [p, p + bytes) with a use of it for the caller, or
+ * NULL with *result: it is to be staged (HCLIENT_OK), or the session is lost.
+ */
+static struct hcl_gpu_memory *find(struct hcl_comm *comm, hrg_ptr p, uint64_t bytes, hclient_result_t *result)
+{
+    struct hcl_context *ctx = comm->ctx;
+    const struct hrg_driver *drv = comm->gpu->drv;
+    *result = HCLIENT_OK;
+    pthread_mutex_lock(&ctx->gpu.lock);
+    struct hcl_gpu_memory *g = lookup(ctx, drv, p, bytes);
+    if (g == NULL) {
+        bool room = make_room(ctx);
+        pthread_mutex_unlock(&ctx->gpu.lock);
+        g = room ? import(ctx, drv, p, bytes, result) : NULL;
+        if (g == NULL)
+            return NULL;
+        pthread_mutex_lock(&ctx->gpu.lock);
+        g->used_ns = hcl_now();
+        g->next = ctx->gpu.list;
+        ctx->gpu.list = g;
+        ctx->gpu.n++;
+        if (g->refused)
+            hcl_log(HCLIENT_LOG_INFO, "GPU memory at 0x%llx is copied through the staging window: %s",
+                    (unsigned long long)p, g->why);
+    }
+    if (g->refused) {
+        snprintf(comm->gpu->staged_because, sizeof(comm->gpu->staged_because), "%s", g->why);
+        g = NULL;
+    } else {
+        g->users++;
+        g->used_ns = hcl_now();
+    }
+    pthread_mutex_unlock(&ctx->gpu.lock);
+    return g;
+}
+
+/* ---- the way ------------------------------------------------------------------------------------------------------- */
+
+static uint64_t staged_bytes(void)
+{
+    static _Atomic uint64_t limit = UINT64_MAX;
+    uint64_t v = atomic_load_explicit(&limit, memory_order_relaxed);
+    if (v == UINT64_MAX) {
+        const char *text = getenv("HREDUCE_GPU_STAGED_BYTES");
+        v = text != NULL ? strtoull(text, NULL, 10) : STAGED_BYTES;
+        atomic_store_explicit(&limit, v, memory_order_relaxed);
+    }
+    return v;
+}
+
+static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
+                  hclient_result_t *result)
+{
+    struct hcl_gpu_scope scope;
+    uint64_t all = hrp_sig_bytes(&c->sig, comm->nranks);
+    if (all == 0 || all <= staged_bytes() || !hcl_gpu_prepare(comm, c, &scope, result))
+        return false;
+    if (*result != HCLIENT_OK)
+        return true;
+    hrg_ptr p[2] = {(hrg_ptr)(uintptr_t)c->send, (hrg_ptr)(uintptr_t)c->recv};
+    uint64_t bytes[2] = {c->send_bytes, c->recv_bytes};
+    struct hcl_gpu_memory **memory = comm->gpu->found;
+    memory[0] = memory[1] = NULL;
+    bool both = true;
+    for (unsigned i = 0; i < 2 && both && *result == HCLIENT_OK; i++) {
+        if (bytes[i] == 0)
+            continue;
+        memory[i] = find(comm, p[i], bytes[i], result);
+        both = memory[i] != NULL;
+    }
+    hcl_gpu_leave(&scope);
+    if (*result == HCLIENT_OK && both) {
+        struct hrp_bufref *ref[2] = {&desc->in, &desc->out};
+        for (unsigned i = 0; i < 2; i++) {
+            *ref[i] = (struct hrp_bufref){.kind = HRP_BUF_NONE};
+            if (memory[i] == NULL)
+                continue;
+            ref[i]->kind = HRP_BUF_SHARED;
+            ref[i]->id = memory[i]->id;
+            ref[i]->offset = p[i] - memory[i]->base;
+        }
+        desc->flags |= HRP_DESC_STREAM;
+        return true;
+    }
+    struct hcl_op none = {.memory = {memory[0], memory[1]}};
+    hcl_gpu_unuse(comm->ctx, &none);
+    return *result != HCLIENT_OK;
+}
+
+static void describe(struct hcl_comm *comm, const struct hcl_call *c, struct hcl_op *op,
+                     struct hrp_desc *desc)
+{
+    (void)desc;
+    op->stream = c->stream;
+    op->bytes = op->nchunks = op->out = 0;
+    atomic_store_explicit(&op->in, 0, memory_order_relaxed);
+    memcpy(op->memory, comm->gpu->found, sizeof(op->memory));
+    comm->gpu->imported_ops++;
+}
+
+static hclient_result_t start(struct hcl_comm *comm, const struct hcl_call *c, struct hcl_op *op, bool *rings)
+{
+    struct hcl_gpu_scope scope;
+    const struct hrg_driver *drv = comm->gpu->drv;
+    (void)rings;
+    hrg_ptr near = (hrg_ptr)(uintptr_t)(c->send_bytes > 0 ? c->send : c->recv);
+    hclient_result_t result = hcl_gpu_enter(drv, c->name, c->stream, near, &scope);
+    if (result != HCLIENT_OK)
+        return result;
+    hrg_result r = hcl_gpu_write_ready(comm, op->stream, op->number, HRP_CHUNK_ALL);
+    if (r == HRG_SUCCESS)
+        r = hcl_gpu_wait_done(comm, op->stream, op->number, HRP_CHUNK_ALL);
+    if (r == HRG_SUCCESS)
+        r = hcl_gpu_write_passed(comm, op->stream, op->number);
+    hcl_gpu_leave(&scope);
+    return r == HRG_SUCCESS ? HCLIENT_OK : hcl_gpu_fail(drv, c->name, "enqueuing the op's words", r);
+}
+
+const struct hcl_way hcl_way_gpu_shared = {
+    .takes = takes, .describe = describe, .start = start, .in_stream = true};
