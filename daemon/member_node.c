@@ -159,7 +159,7 @@ static struct lcomm *comm_new(struct hrd_daemon *d, uint32_t from, const struct 
     return c;
 }
 
-static void connect_step(struct hrd_daemon *d, struct lcomm *c);
+static bool connect_step(struct hrd_daemon *d, struct lcomm *c);
 
 bool hrd_node_roster(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg)
 {
@@ -284,16 +284,21 @@ static void add_to_agent(struct hrd_daemon *d, struct lcomm *c)
     free(peers);
 }
 
-static void connect_step(struct hrd_daemon *d, struct lcomm *c)
+/* False: the comm cannot be, and is gone. */
+static bool connect_step(struct hrd_daemon *d, struct lcomm *c)
 {
     bool all = true;
     if (c->state != LCOMM_CONNECTING)
-        return;
+        return true;
     for (uint32_t i = 0; i < c->roster.nnodes; i++)
         if (!connect_node(d, c, &c->node[i]))
             all = false;
-    if (all && links_serve(d, c))
-        add_to_agent(d, c);
+    if (!all)
+        return true;
+    if (!links_serve(d, c))
+        return false;
+    add_to_agent(d, c);
+    return true;
 }
 
 void hrd_node_connect_all(struct hrd_daemon *d)
@@ -619,8 +624,8 @@ void hrd_node_tick(struct hrd_daemon *d)
     char text[HRP_COMM_TEXT], key[128];
     for (struct lcomm *c = d->members->comms, *next; c; c = next) {
         next = c->next;
-        if (c->state == LCOMM_CONNECTING)
-            connect_step(d, c);
+        if (!connect_step(d, c))
+            continue;
         if (c->state == LCOMM_CONNECTING && now >= c->deadline) {
             connect_timeout(d, c);
         } else if (c->state == LCOMM_VOTED && now >= c->deadline) {

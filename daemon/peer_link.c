@@ -129,23 +129,31 @@ static void drop_try(struct hrd_daemon *d, struct plink *l)
     free(t);
 }
 
-void hrd_link_remove(struct hrd_daemon *d, struct plink *l, const char *why)
+static void end_link(struct hrd_daemon *d, struct plink *l, const char *why)
 {
-    struct plink **at = &l->peer->links;
     drop_try(d, l);
     hrd_verbs_drop(l);
     if (l->up)
         hrd_agent_link_down(d->agent, l->id, why);
+    free(l);
+}
+
+void hrd_link_remove(struct hrd_daemon *d, struct plink *l, const char *why)
+{
+    struct plink **at = &l->peer->links;
     while (*at != l)
         at = &(*at)->next;
     *at = l->next;
-    free(l);
+    end_link(d, l, why);
 }
 
 void hrd_link_end_all(struct hrd_daemon *d, struct hrd_peer *p, const char *why)
 {
-    while (p->links)
-        hrd_link_remove(d, p->links, why);
+    while (p->links) {
+        struct plink *l = p->links;
+        p->links = l->next;
+        end_link(d, l, why);
+    }
 }
 
 /* ---- dialing side --------------------------------------------------------------------------------------- */
