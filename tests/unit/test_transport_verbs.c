@@ -463,8 +463,10 @@ static void test_fails_while_interrupted(void **state)
 
 /* ---- one agent and a peer that does not keep to the rules -------------------------------------------------------- */
 
+/* Node 0 has a link with the evil one, and one with node 1, over which another communicator has an op in flight. */
 struct victim {
     struct sim sim;
+    uint64_t other_op[2];
     struct hrd_verbs_conn *evil;
     char *arena;
     struct hrd_vregion region[64]; /* that the victim announced */
@@ -472,15 +474,44 @@ struct victim {
     uint32_t send_key; /* of the victim's arena, for its own sends only */
 };
 
+#define OTHER 1234u
+#define OTHER_IN (UINT64_C(4) << 20)
+#define OTHER_OUT (UINT64_C(6) << 20)
+
+static void other_post(struct victim *v, uint32_t r)
+{
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = COUNT, .redop = HRP_SUM};
+    float *in = (float *)(void *)(v->sim.rank[r].pool + OTHER_IN);
+    for (uint64_t i = 0; i < COUNT; i++)
+        in[i] = number(r, i, v->sim.rank[r].posted[1]);
+    memset(v->sim.rank[r].pool + OTHER_OUT - GUARD, 0x5a, COUNT * 4 + 2 * GUARD);
+    v->other_op[r] = sim_post(&v->sim, r, 1, &sig, OTHER_IN, OTHER_OUT);
+}
+
+static void other_check(struct victim *v)
+{
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_int_equal(sim_wait(&v->sim, r, 1, v->other_op[r], NULL), HRP_OK);
+        const char *raw = v->sim.rank[r].pool + OTHER_OUT;
+        const float *out = (const float *)(const void *)raw;
+        uint64_t salt = v->other_op[r] - 1;
+        for (uint64_t i = 0; i < COUNT; i++)
+            if (out[i] != number(0, i, salt) + number(1, i, salt))
+                fail_msg("the other communicator: rank %u element %llu", r, (unsigned long long)i);
+        for (unsigned g = 1; g <= GUARD; g++)
+            assert_true(raw[-(int)g] == 0x5a && raw[COUNT * 4 + g - 1] == 0x5a);
+    }
+}
+
 static void victim_start(struct victim *v)
 {
-    static const uint32_t map[1] = {0}, nodes[2] = {0, 1}, peers[2] = {HRD_NO_PEER, 7};
+    static const uint32_t map[2] = {0, 1}, nodes[2] = {0, 1}, peers[2] = {HRD_NO_PEER, 7};
     static const char *const names[2] = {"good", "evil"};
     struct sim_options o = {.verbs = true};
     struct hrd_verbs_conn *good;
     void *arena;
     uint64_t len;
-    sim_start(&v->sim, 1, 1, map, &o);
+    sim_start(&v->sim, 2, 2, map, &o);
     v->arena = calloc(1, 1 << 20);
     hrd_agent_arena(v->sim.node[0].agent, &arena, &len);
     fake_verbs_pair(&good, arena, len, &v->evil, v->arena, 1 << 20, 2);
@@ -506,6 +537,8 @@ static void victim_start(struct victim *v)
         nap();
     }
     assert_int_equal(v->sim.node[0].last_status, HRP_OK);
+    assert_int_equal(sim_comm(&v->sim, OTHER, 1, &o), HRP_OK);
+    other_post(v, 0);
 }
 
 static void victim_stop(struct victim *v)
@@ -589,10 +622,13 @@ static void expect_lost(struct victim *v, const char *words)
     assert_int_equal(n->last_status, HRP_PEER_LOST);
     if (!strstr(n->last_text, words) || !strstr(n->last_text, "evil"))
         fail_msg("'%s' does not say '%s' about evil", n->last_text, words);
-    struct sim_options o = {0};
-    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 10};
-    assert_int_equal(sim_comm(&v->sim, 1234, 1, &o), HRP_OK);
-    assert_int_equal(sim_wait(&v->sim, 0, 1, sim_post(&v->sim, 0, 1, &sig, 0, 0), NULL), HRP_OK);
+    other_post(v, 1);
+    other_check(v);
+    for (uint32_t r = 0; r < 2; r++)
+        other_post(v, r);
+    other_check(v);
+    assert_int_equal(n->comms_failed, 1);
+    assert_int_equal(n->links_lost, 1);
 }
 
 enum kind {
