@@ -50,14 +50,16 @@ struct json_t *hrd_peers_json(struct hrd_daemon *d)
         uint64_t now = uv_now(d->loop);
         for (size_t i = 0; i < sizeof(p->instance); i++)
             snprintf(instance + 2 * i, 3, "%02x", p->instance[i]);
-        json_array_append_new(
-            list,
-            json_pack("{s:I, s:s, s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:I, s:I}", "peer",
-                      (json_int_t)p->no, "name", p->name, "address", p->where, "instance", instance, "state",
-                      state_of(p), "link", hrd_link_any_up(p), "links", links_json(p, now), "rtt_us",
-                      (json_int_t)(p->rtt_ns / 1000), "silent_ms", (json_int_t)(now - p->last_rx), "since_ms",
-                      (json_int_t)(now - p->since), "messages_sent", (json_int_t)p->tx_msgs,
-                      "messages_received", (json_int_t)p->rx_msgs));
+        json_t *peer = json_pack(
+            "{s:I, s:s, s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:I, s:I}", "peer", (json_int_t)p->no, "name",
+            p->name, "address", p->where, "instance", instance, "state", state_of(p), "link",
+            hrd_link_any_up(p), "links", links_json(p, now), "rtt_us", (json_int_t)(p->rtt_ns / 1000),
+            "silent_ms", (json_int_t)(now - p->last_rx), "since_ms", (json_int_t)(now - p->since),
+            "messages_sent", (json_int_t)p->tx_msgs, "messages_received", (json_int_t)p->rx_msgs);
+        for (const struct plink *l = p->links; l; l = l->next)
+            if (l->settled && l->half)
+                json_object_set_new(peer, "no_verbs", json_string(l->why));
+        json_array_append_new(list, peer);
     }
     return list;
 }

@@ -77,26 +77,55 @@ static void print_totals(const json_t *totals)
     print_times(totals);
 }
 
-/* How much went to and came from each peer, and how: one series a peer and direction. */
+static void print_link(const json_t *p, const json_t *l)
+{
+    for (int tx = 0; tx < 2 && json_object_get(l, "tx_bytes"); tx++) {
+        printf("hreduce_peer_bytes_total{");
+        print_label("peer", ctl_str(p, "name", "?"));
+        putchar(',');
+        print_label("address", ctl_str(l, "address", "?"));
+        putchar(',');
+        print_label("transport", ctl_str(l, "transport", "?"));
+        printf(",direction=\"%s\"} %" PRId64 "\n", tx ? "tx" : "rx",
+               ctl_int(l, tx ? "tx_bytes" : "rx_bytes"));
+    }
+}
+
+/* How much went to and came from each peer, and how: one series a link and direction; and which peers have no verbs link
+   although one of the two ends could. */
 static void print_peers(const json_t *peers)
 {
-    const json_t *p;
-    size_t i;
+    const json_t *p, *l;
+    size_t i, k;
     family("hreduce_peer_bytes_total", "counter",
-           "Payload and headers exchanged with another node over the link that is up.");
+           "Payload and headers exchanged with another node over a link that is up.");
     json_array_foreach(peers, i, p)
     {
-        for (int tx = 0; tx < 2 && json_object_get(p, "tx_bytes"); tx++) {
-            printf("hreduce_peer_bytes_total{");
-            print_label("peer", ctl_str(p, "name", "?"));
-            putchar(',');
-            print_label("address", ctl_str(p, "address", "?"));
-            putchar(',');
-            print_label("transport", ctl_str(p, "transport", "?"));
-            printf(",direction=\"%s\"} %" PRId64 "\n", tx ? "tx" : "rx",
-                   ctl_int(p, tx ? "tx_bytes" : "rx_bytes"));
+        json_array_foreach(json_object_get(p, "links"), k, l)
+        {
+            print_link(p, l);
         }
     }
+    family("hreduce_peer_fell_back", "gauge",
+           "1 for a peer that is reached by tcp instead of verbs, and why.");
+    json_array_foreach(peers, i, p)
+    {
+        if (!json_object_get(p, "no_verbs"))
+            continue;
+        printf("hreduce_peer_fell_back{");
+        print_label("peer", ctl_str(p, "name", "?"));
+        putchar(',');
+        print_label("reason", ctl_str(p, "no_verbs", "?"));
+        printf("} 1\n");
+    }
+}
+
+static void print_flaps(const json_t *port)
+{
+    single("hreduce_links_interrupted_total", "counter", "Times that the path of a verbs link failed.",
+           ctl_int(port, "links_interrupted"));
+    single("hreduce_links_mended_total", "counter", "Times that such a link got a new path and went on.",
+           ctl_int(port, "links_mended"));
 }
 
 /* A gauge of every living communicator; NULL values (no operation so far, none in progress) are left out. */
@@ -149,6 +178,7 @@ int ctl_metrics(const struct ctl_options *o)
            ctl_int(memory, "arena_bytes"));
     single("hreduce_arena_used_bytes", "gauge", "Of it, what is in use.", ctl_int(memory, "arena_used"));
     print_peers(json_object_get(doc, "peers"));
+    print_flaps(json_object_get(doc, "peer_port"));
     print_ages(comms, "hreduce_comm_last_op_age_seconds", "last_op_age_ms",
                "Since the last completed operation of a communicator.");
     print_ages(comms, "hreduce_comm_op_age_seconds", "op_age_ms",
