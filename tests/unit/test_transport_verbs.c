@@ -272,6 +272,7 @@ static uint32_t rnd(uint32_t below)
 /* Some all_reduces in flight together, out of place, of fresh numbers, with guards around the results. */
 struct burst {
     uint64_t count[FLIGHT], off[FLIGHT], op[2][FLIGHT], pad;
+    uint32_t timeout_ms; /* of its ops; 0: none */
 };
 
 static float number(uint32_t rank, uint64_t i, uint64_t salt)
@@ -295,7 +296,13 @@ static void burst_post(struct sim *s, struct burst *b)
             float *in = (float *)(void *)(s->rank[r].pool + b->off[k]);
             for (uint64_t i = 0; i < b->count[k]; i++)
                 in[i] = number(r, i, b->pad + k);
-            b->op[r][k] = sim_post(s, r, 0, &sig, b->off[k], half + b->off[k]);
+            struct hrp_desc desc = {.op = ++s->rank[r].posted[0],
+                                    .sig = sig,
+                                    .timeout_ms = b->timeout_ms,
+                                    .in = {.kind = HRP_BUF_SHARED, .id = 1, .offset = b->off[k]},
+                                    .out = {.kind = HRP_BUF_SHARED, .id = 1, .offset = half + b->off[k]}};
+            sim_push(s, r, 0, &desc, hrp_flag(desc.op, HRP_CHUNK_ALL));
+            b->op[r][k] = desc.op;
         }
     }
 }
@@ -329,7 +336,7 @@ static void test_mended(void **state)
     s->mend = true;
     assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
     for (int round = 0; round < 40; round++) {
-        struct burst b;
+        struct burst b = {0};
         fake_verbs_lose(rnd(round % 2 ? 12 : 150), rnd(2));
         burst_post(s, &b);
         burst_check(s, &b);
@@ -348,7 +355,7 @@ static void test_mended_after_events(void **state)
     (void)state;
     struct sim_options o = {.pool_bytes = 8 << 20};
     struct sim *s = two_nodes(&o);
-    struct burst b;
+    struct burst b = {0};
     s->mend = true;
     assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
     for (int round = 0; round < 6; round++) {
@@ -419,9 +426,9 @@ static void test_fails_while_interrupted(void **state)
 {
     (void)state;
     for (int how = 0; how < 3; how++) {
-        struct sim_options o = {.pool_bytes = 8 << 20, .comm = {.op_timeout_ms = 300}};
+        struct sim_options o = {.pool_bytes = 8 << 20};
         struct sim *s = two_nodes(&o);
-        struct burst b;
+        struct burst b = {.timeout_ms = how == 0 ? 300 : 0};
         char text[HRP_OP_TEXT + 1] = "";
         s->mend = true;
         assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
@@ -438,6 +445,7 @@ static void test_fails_while_interrupted(void **state)
             for (uint32_t r = 0; r < 2; r++)
                 for (unsigned k = 0; k < FLIGHT; k++)
                     (void)sim_wait(s, r, 0, b.op[r][k], NULL);
+            b.timeout_ms = 0;
             burst_post(s, &b);
             burst_check(s, &b);
         } else if (how == 1) { /* the daemons give up */
