@@ -137,7 +137,7 @@ static int print_busy(const struct cmp_page *page)
     static const char *const beside[] = {"alone", "beside NCCL", "beside hreduce"};
     printf("\n| the job's kernels | a second, all GPUs | of alone |\n| --- | --- | --- |\n");
     for (unsigned i = 0; i < 3; i++)
-        if (page->busy_rate[i] > 0)
+        if (page->busy_rate[i] > 0 && page->busy_rate[0] > 0)
             printf("| %s | %.0f | %.3f |\n", beside[i], page->busy_rate[i],
                    page->busy_rate[i] / page->busy_rate[0]);
     return 0;
@@ -151,17 +151,16 @@ static int print(const struct cmp_options *o, const struct cmp_page *page)
            o->busy ? ", GPUs filled by the job's kernels" : "");
     printf("path: %s\n\n", page->path);
     printf("| type | bytes | NCCL us | hreduce us | NCCL/hreduce | NCCL back to back | hreduce | ratio | "
-           "wrong |\n"
-           "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+           "wrong: NCCL | hreduce |\n"
+           "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
     for (unsigned i = 0; i < page->nrows; i++) {
         const struct cmp_row *r = &page->row[i];
-        uint64_t bad = r->wrong[CMP_NCCL] + r->wrong[CMP_HREDUCE];
-        printf("| %s | %llu | %.1f | %.1f | %.2f | %.1f | %.1f | %.2f | %llu |\n", hrp_dtype_name(r->type),
-               (unsigned long long)r->bytes, r->p50[CMP_NCCL], r->p50[CMP_HREDUCE],
+        printf("| %s | %llu | %.1f | %.1f | %.2f | %.1f | %.1f | %.2f | %llu | %llu |\n",
+               hrp_dtype_name(r->type), (unsigned long long)r->bytes, r->p50[CMP_NCCL], r->p50[CMP_HREDUCE],
                r->p50[CMP_NCCL] / r->p50[CMP_HREDUCE], r->back_to_back[CMP_NCCL],
                r->back_to_back[CMP_HREDUCE], r->back_to_back[CMP_NCCL] / r->back_to_back[CMP_HREDUCE],
-               (unsigned long long)bad);
-        wrong |= bad != 0;
+               (unsigned long long)r->wrong[CMP_NCCL], (unsigned long long)r->wrong[CMP_HREDUCE]);
+        wrong |= r->wrong[CMP_NCCL] + r->wrong[CMP_HREDUCE] != 0;
     }
     if (o->busy)
         print_busy(page);

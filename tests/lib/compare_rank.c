@@ -322,12 +322,13 @@ static int busy_window(struct rank *r, int contender, double *rate)
     if (!barrier(r))
         return 1;
     uint64_t began = gj_now_ns(), launches = atomic_load(&r->page->busy_launches);
+    uint64_t bytes = r->o->max_bytes < UINT64_C(4) << 20 ? r->o->max_bytes : UINT64_C(4) << 20;
     double us;
     while (contender < 0 && gj_now_ns() - began < BUSY_NS)
         usleep(1000);
-    /* All ranks must agree on how many ops there are: rank 0's last time decides. */
+    /* A fixed number of ops, because all ranks must agree on it. */
     for (unsigned i = 0; contender >= 0 && i < 24; i++)
-        if (timed(r, (unsigned)contender, HRP_F32, UINT64_C(4) << 20, 1, &us))
+        if (timed(r, (unsigned)contender, HRP_F32, bytes, 1, &us))
             return 1;
     *rate =
         (double)(atomic_load(&r->page->busy_launches) - launches) / ((double)(gj_now_ns() - began) * 1e-9);
