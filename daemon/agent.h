@@ -21,6 +21,7 @@
 #include "proto/wire.h"
 
 struct hrd_agent;
+struct hrd_gpus;
 struct hrd_transport;
 struct hrd_conn;
 
@@ -34,6 +35,9 @@ struct hrd_agent_config {
     uint32_t eager_limit; /* bytes of payload of an eager slot */
     uint32_t stall_warning_ms;
     const char *node_name; /* for sentences: host name */
+    struct hrd_gpus
+        *gpus; /* NULL: none. Its hrd_gpus_stop() comes before hrd_agent_free(), its hrd_gpus_free() after */
+    uint64_t dma_bytes; /* host memory for copies from and to GPUs */
 };
 
 enum hrd_event_type {
@@ -170,9 +174,10 @@ struct hrd_snapshot_comm {
     uint64_t ops_done, ops_failed, bytes; /* bytes: of data spaces of completed ops */
     uint64_t tx_bytes, rx_bytes;          /* payload and headers of data frames */
     uint64_t staged_bytes;
-    uint64_t op_oldest;      /* op in progress, 0: none */
-    uint64_t op_age_ms;      /* since its first rank's ready */
-    uint64_t last_op_age_ms; /* since the last completion; UINT64_MAX: none yet */
+    uint64_t staged_gpu_bytes; /* of these by a GPU's stream */
+    uint64_t op_oldest;        /* op in progress, 0: none */
+    uint64_t op_age_ms;        /* since its first rank's ready */
+    uint64_t last_op_age_ms;   /* since the last completion; UINT64_MAX: none yet */
     uint64_t algo_ops[HRP_NALGOS];
     uint64_t time_us;              /* of completed ops, from the first rank's ready on, in all */
     uint64_t time_ops[HRD_NTIMES]; /* ops by time */

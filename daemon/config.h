@@ -51,6 +51,10 @@ struct hrd_config {
     uint64_t window_bytes; /* staging window of one rank of one comm */
     uint64_t max_memory_per_user;
 
+    bool gpu;
+    uint32_t gpu_idle_ms;
+    uint64_t dma_bytes; /* pinned memory for copies from and to GPUs */
+
     uint32_t max_sessions;
     uint32_t max_sessions_per_user;
     uint32_t max_buffers_per_user;

@@ -52,6 +52,7 @@ struct hrd_work {
     uint64_t chunk;
     uint64_t next_chunk;
     _Atomic uint64_t left;
+    struct hrd_work_error *error;
     struct hrd_work *next;
     struct hrd_span span[];
 };

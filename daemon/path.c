@@ -51,7 +51,7 @@ static void layout_text(const struct hrd_snapshot_comm *c, const json_t *member,
 
 static void buffers_stage(json_t *stages, const struct hrd_snapshot_comm *c)
 {
-    char used[128];
+    char used[160];
     if (c->bytes == 0) {
         stage(stages, "buffers", NOTHING_YET);
         return;
@@ -59,24 +59,42 @@ static void buffers_stage(json_t *stages, const struct hrd_snapshot_comm *c)
     unsigned percent = (unsigned)((double)c->staged_bytes * 100.0 / (double)(c->bytes * c->nlocal) + 0.5);
     if (percent > 100)
         percent = 100;
+    uint64_t on_gpu = c->engine_ops[HRD_ENGINE_DMA] + c->engine_ops[HRD_ENGINE_SM];
     if (percent == 0) {
-        stage(stages, "buffers", "shared memory, no copies");
+        stage(stages, "buffers",
+              on_gpu == 0             ? "shared memory, no copies"
+              : on_gpu >= c->ops_done ? "GPU memory that the daemon maps"
+                                      : "shared memory and GPU memory that the daemon maps");
         return;
     }
-    snprintf(used, sizeof(used), "%u%% copied through the staging window, %u%% shared without copies",
-             percent, 100 - percent);
-    wanted(stage(stages, "buffers", used), "shared memory, no copies",
-           "the job passes ordinary memory, which the daemon cannot see",
-           "take buffers from hclient_mem_alloc()");
+    snprintf(used, sizeof(used), "%u%% copied through the staging window, %u%% %s without copies", percent,
+             100 - percent, on_gpu ? "shared or mapped GPU memory" : "shared");
+    if (2 * c->staged_gpu_bytes > c->staged_bytes)
+        wanted(stage(stages, "buffers", used), "GPU memory that the daemon maps",
+               "the library copies GPU memory on the job's own stream: small operations, or memory that it "
+               "could not "
+               "give to the daemon",
+               "nothing for small operations; for others what the library's path report or log says");
+    else
+        wanted(stage(stages, "buffers", used), "shared memory, no copies",
+               "the job passes ordinary memory, which the daemon cannot see",
+               "take buffers from hclient_mem_alloc()");
 }
 
 static void local_stage(json_t *stages, const char *name, const struct hrd_snapshot *snap,
                         const struct hrd_snapshot_comm *c)
 {
-    char used[160];
-    snprintf(used, sizeof(used), "host engine, %s, %u thread%s, %u local rank%s", snap->simd, snap->threads,
-             snap->threads == 1 ? "" : "s", c->nlocal, c->nlocal == 1 ? "" : "s");
-    stage(stages, name, used);
+    char used[240];
+    const char *gpu = c->engine[0] ? c->engine : NULL;
+    bool kernels = gpu && strcmp(gpu, "sm") == 0;
+    snprintf(used, sizeof(used), "%s engine%s, %s, %u thread%s, %u local rank%s", gpu ? gpu : "host",
+             kernels ? " (kernels read and write GPU memory)"
+             : gpu   ? " (copy engines and the processor, no SM)"
+                     : "",
+             snap->simd, snap->threads, snap->threads == 1 ? "" : "s", c->nlocal, c->nlocal == 1 ? "" : "s");
+    json_t *s = stage(stages, name, used);
+    if (gpu)
+        json_object_set_new(s, "why", json_string(c->engine_why));
 }
 
 static const struct hrd_snapshot_link *find_link(const struct hrd_snapshot *snap, json_int_t id)
@@ -198,6 +216,16 @@ static void algorithm_stage(json_t *stages, const struct hrd_snapshot_comm *c, c
     stage(stages, "algorithm", c->last_plan[0] ? c->last_plan : used);
 }
 
+json_t *hrd_engines_json(const struct hrd_snapshot_comm *c)
+{
+    static const char *const engine[HRD_NENGINES] = {"host", "dma", "sm"};
+    json_t *ops = json_object();
+    for (unsigned i = 0; i < HRD_NENGINES; i++)
+        if (c->engine_ops[i] > 0)
+            json_object_set_new(ops, engine[i], json_integer((json_int_t)c->engine_ops[i]));
+    return ops;
+}
+
 json_t *hrd_algorithms_json(const struct hrd_snapshot_comm *c)
 {
     static const char *const algo[HRP_NALGOS] = {"local", "direct", "gather", "pairwise", "ring", "tree"};
@@ -216,6 +244,7 @@ static void add_figures(json_t *path, const struct hrd_snapshot_comm *c, const j
     json_object_set_new(path, "tx_bytes", json_integer((json_int_t)c->tx_bytes));
     json_object_set_new(path, "rx_bytes", json_integer((json_int_t)c->rx_bytes));
     json_object_set_new(path, "algorithms", hrd_algorithms_json(c));
+    json_object_set_new(path, "engines", hrd_engines_json(c));
     for (unsigned i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
         json_t *v = json_object_get(member, settings[i]);
         if (v)
@@ -286,5 +315,8 @@ void hrd_path_line(const json_t *path, char *buf, size_t len)
         at += (size_t)snprintf(buf + at, len - at, "; %s: ", json_string_value(json_object_get(s, "stage")));
         if (at < len)
             at += (size_t)used_text(s, buf + at, len - at);
+        const char *why = json_string_value(json_object_get(s, "why"));
+        if (why && at < len)
+            at += (size_t)snprintf(buf + at, len - at, " (%s)", why);
     }
 }

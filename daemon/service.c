@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "daemon/control.h"
+#include "daemon/gpu/gpu.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/notify.h"
@@ -25,6 +26,8 @@
 /* The agent turns at least once a second; older than this it is stuck. */
 #define AGENT_STALE_MS 5000
 #define STOP_TICK_MS 20
+/* For the patterns that a pair of GPUs must carry; they take milliseconds. */
+#define PAIR_MS 2000
 /* Stopping: for the failures of communicators to reach the agent's other end; for clients to read them; for the
  * agent to let go of everything. */
 #define STOP_FAIL_MS 1000
@@ -40,7 +43,7 @@ struct service {
     const char *config_path;
     bool must_exist;
     uv_signal_t sigterm, sigint, sighup;
-    uv_poll_t agent_poll;
+    uv_poll_t agent_poll, gpus_poll;
     uv_timer_t tick, watchdog, stop_timer;
     uint64_t watchdog_ms;
     unsigned shown_sessions; /* of the last STATUS= */
@@ -65,6 +68,21 @@ static void raise_descriptor_limit(void)
                   (unsigned long long)lim.rlim_cur);
 }
 
+/* Imports of a daemon with gpu = off are refused in words, so it has them too. */
+static int start_gpus(struct service *s, char *err, size_t errlen)
+{
+    struct hrd_gpus_config gc = {.off = !s->d.cfg.gpu,
+                                 .idle_ms = s->d.cfg.gpu_idle_ms,
+                                 .pair_ms = PAIR_MS,
+                                 .node_name = s->d.node_name};
+    s->d.gpus = hrd_gpus_new(&gc);
+    if (s->d.gpus)
+        return 0;
+    int rc = -errno;
+    snprintf(err, errlen, "GPUs cannot be served: %s", strerror(-rc));
+    return rc;
+}
+
 static int start_agent(struct service *s, char *err, size_t errlen)
 {
     const struct hrd_config *c = &s->d.cfg;
@@ -78,6 +96,8 @@ static int start_agent(struct service *s, char *err, size_t errlen)
         .eager_limit = (uint32_t)c->eager_limit,
         .stall_warning_ms = c->stall_warning_ms,
         .node_name = s->d.node_name,
+        .gpus = s->d.gpus,
+        .dma_bytes = c->dma_bytes,
     };
     /* Signals are the loop's; the agent's threads inherit a mask that keeps them from being interrupted. SIGBUS
      * and its like are raised by the thread itself and stay open: see guard.h. */
@@ -149,6 +169,18 @@ static void on_agent(uv_poll_t *handle, int status, int events)
     for (struct hrd_event *ev = hrd_agent_take_events(s->d.agent), *next; ev; ev = next) {
         next = ev->next;
         dispatch(s, ev);
+        free(ev);
+    }
+}
+
+static void on_gpus(uv_poll_t *handle, int status, int events)
+{
+    struct service *s = handle->data;
+    (void)status;
+    (void)events;
+    for (struct hrd_gpu_event *ev = hrd_gpus_take_events(s->d.gpus), *next; ev; ev = next) {
+        next = ev->next;
+        hrd_session_gpu_event(&s->d, ev);
         free(ev);
     }
 }
@@ -315,6 +347,8 @@ static int start_parts(struct service *s, char *err, size_t errlen)
     struct hrd_daemon *d = &s->d;
     int rc = hrd_listener_new(&s->listener, d, err, errlen);
     if (rc == 0)
+        rc = start_gpus(s, err, errlen);
+    if (rc == 0)
         rc = start_agent(s, err, errlen);
     if (rc == 0)
         rc = hrd_sessions_new(d, err, errlen);
@@ -331,11 +365,13 @@ static void start_handles(struct service *s)
     uv_timer_init(&s->loop, &s->watchdog);
     uv_timer_init(&s->loop, &s->stop_timer);
     uv_poll_init(&s->loop, &s->agent_poll, hrd_agent_event_fd(s->d.agent));
-    s->tick.data = s->watchdog.data = s->stop_timer.data = s->agent_poll.data = s;
+    uv_poll_init(&s->loop, &s->gpus_poll, hrd_gpus_event_fd(s->d.gpus));
+    s->tick.data = s->watchdog.data = s->stop_timer.data = s->agent_poll.data = s->gpus_poll.data = s;
     start_signal(s, &s->sigterm, on_stop_signal, SIGTERM);
     start_signal(s, &s->sigint, on_stop_signal, SIGINT);
     start_signal(s, &s->sighup, on_sighup, SIGHUP);
     uv_poll_start(&s->agent_poll, UV_READABLE, on_agent);
+    uv_poll_start(&s->gpus_poll, UV_READABLE, on_gpus);
     uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
     s->watchdog_ms = hrd_notify_watchdog_ms();
     if (s->watchdog_ms > 0)
@@ -348,6 +384,7 @@ static void close_handles(struct service *s)
     uv_close((uv_handle_t *)&s->watchdog, NULL);
     uv_close((uv_handle_t *)&s->stop_timer, NULL);
     uv_close((uv_handle_t *)&s->agent_poll, NULL);
+    uv_close((uv_handle_t *)&s->gpus_poll, NULL);
     uv_close((uv_handle_t *)&s->sigterm, NULL);
     uv_close((uv_handle_t *)&s->sigint, NULL);
     uv_close((uv_handle_t *)&s->sighup, NULL);
@@ -374,8 +411,12 @@ static void end_parts(struct service *s)
     hrd_sessions_free(d);
     hrd_listener_free(s->listener);
     drain_loop(s);
+    if (d->gpus)
+        hrd_gpus_stop(d->gpus);
     if (d->agent)
         hrd_agent_free(d->agent);
+    if (d->gpus)
+        hrd_gpus_free(d->gpus);
 }
 
 int hrd_service_run(const struct hrd_config *cfg, const char *config_path, bool must_exist)

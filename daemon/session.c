@@ -228,7 +228,11 @@ void hrd_client_refuse(struct hrd_session_priv *p, uint64_t cookie, enum hrp_sta
 
 void hrd_session_try_free(struct hrd_session_priv *p)
 {
-    if (p->state != HRD_S_RELEASED || p->in_agent || p->jobs > 0)
+    if (p->state != HRD_S_RELEASED || p->in_agent)
+        return;
+    if (p->jobs == 0)
+        hrd_session_gpu_release_all(p); /* jobs again, if there is anything */
+    if (p->jobs > 0)
         return;
     /* The socket goes last of what the client can see, and only once. */
     if (p->sock >= 0) {

@@ -7,6 +7,7 @@
 #define HRD_SESSION_H
 
 #include "daemon/control.h"
+#include "daemon/gpu/gpu.h"
 
 /* Makes d->sessions; d->loop and d->agent exist. 0 or negative errno with a sentence. */
 int hrd_sessions_new(struct hrd_daemon *d, char *err, size_t errlen);
@@ -21,6 +22,9 @@ void hrd_session_accept(struct hrd_daemon *d, int sock, const char *refusal);
 
 /* SESSION_GONE, SESSION_FAULT and BUFFER_GONE of the agent. */
 void hrd_session_event(struct hrd_daemon *d, const struct hrd_event *ev);
+
+/* Answers of the GPUs. */
+void hrd_session_gpu_event(struct hrd_daemon *d, const struct hrd_gpu_event *ev);
 
 /* Ends all sessions; they are gone when the agent let go of their memory. */
 void hrd_sessions_end_all(struct hrd_daemon *d, const char *why);

@@ -39,9 +39,8 @@ struct job {
 
 /* ---- charging and giving back ----------------------------------------------------------------------------- */
 
-/* 0, or the answer is given (an ERROR, or the refusal of a HELLO). */
-static int charge(struct hrd_session_priv *p, struct hrd_charge *c, uint64_t cookie, uint64_t bytes,
-                  uint32_t sessions)
+int hrd_session_charge(struct hrd_session_priv *p, struct hrd_charge *c, uint64_t cookie, uint64_t bytes,
+                       uint32_t sessions)
 {
     struct hrd_daemon *d = p->d;
     struct hrd_quotas *q = &d->sessions->quotas;
@@ -186,21 +185,27 @@ static void make_done(uv_work_t *work, int status)
     hrd_session_try_free(p);
 }
 
+bool hrd_session_may_start_job(struct hrd_session_priv *p, uint64_t cookie)
+{
+    if (p->jobs < MAX_JOBS)
+        return true;
+    hrd_session_error(&p->pub, cookie, HRP_RESOURCE, HRP_SCOPE_NONE,
+                      "%u requests for memory of this process are being served; wait for their replies",
+                      p->jobs);
+    return false;
+}
+
 static struct job *start_job(struct hrd_session_priv *p, enum job_kind kind, uint64_t cookie, uint64_t bytes)
 {
     uint32_t sessions = kind == JOB_SEGMENT;
-    if (p->jobs >= MAX_JOBS) {
-        hrd_session_error(&p->pub, cookie, HRP_RESOURCE, HRP_SCOPE_NONE,
-                          "%u requests for memory of this process are being served; wait for their replies",
-                          p->jobs);
+    if (!hrd_session_may_start_job(p, cookie))
         return NULL;
-    }
     struct job *j = calloc(1, sizeof(*j));
     if (!j) {
         hrd_session_kill(&p->pub, "the daemon is out of memory");
         return NULL;
     }
-    if (charge(p, &j->mem.charge, cookie, bytes, sessions) != 0) {
+    if (hrd_session_charge(p, &j->mem.charge, cookie, bytes, sessions) != 0) {
         free(j);
         return NULL;
     }
@@ -357,6 +362,17 @@ static struct hrd_buffer **find_buffer(struct hrd_session_priv *p, uint32_t id)
     return at;
 }
 
+void hrd_session_keep_buffer(struct hrd_session_priv *p, struct hrd_buffer *b)
+{
+    do
+        b->id = ++p->next_buffer_id;
+    while (b->id == 0 || *find_buffer(p, b->id));
+    struct hrd_buffer **bucket = &p->buffers[b->id % HRD_BUFFER_BUCKETS];
+    b->next = *bucket;
+    *bucket = b;
+    p->nbuffers++;
+}
+
 /* Takes over mem; 0: refused, and the client was told. */
 static uint32_t add_buffer(struct hrd_session_priv *p, uint64_t cookie, struct hrd_memory *mem)
 {
@@ -369,15 +385,9 @@ static uint32_t add_buffer(struct hrd_session_priv *p, uint64_t cookie, struct h
         free(b);
         return 0;
     }
-    do
-        b->id = ++p->next_buffer_id;
-    while (b->id == 0 || *find_buffer(p, b->id));
     b->mem = *mem;
     *mem = (struct hrd_memory){0};
-    struct hrd_buffer **bucket = &p->buffers[b->id % HRD_BUFFER_BUCKETS];
-    b->next = *bucket;
-    *bucket = b;
-    p->nbuffers++;
+    hrd_session_keep_buffer(p, b);
     hrd_agent_buffer_add(p->d->agent, p->pub.sid, b->id, b->mem.base, b->mem.len);
     return b->id;
 }
@@ -400,7 +410,7 @@ void hrd_session_import(struct hrd_session_priv *p, uint64_t cookie, const struc
     struct hrd_memory mem = {0};
     char err[400];
     /* Charged as well: holes of the client's memfd are filled on the daemon's account. */
-    if (charge(p, &mem.charge, cookie, m->bytes, 0) != 0) {
+    if (hrd_session_charge(p, &mem.charge, cookie, m->bytes, 0) != 0) {
         close(fd);
         return;
     }
@@ -421,23 +431,6 @@ void hrd_session_import(struct hrd_session_priv *p, uint64_t cookie, const struc
     struct hrp_msg msg = {.type = HRP_MSG_REGISTERED, .cookie = cookie};
     msg.body.buffer.id = id;
     hrd_session_send(&p->pub, &msg, NULL, 0);
-}
-
-void hrd_session_import_gpu(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_import_gpu *m)
-{
-    (void)m;
-    hrd_session_error(&p->pub, cookie, HRP_UNSUPPORTED, HRP_SCOPE_NONE,
-                      "the daemon on %s maps no GPU memory; the buffer is staged", p->d->node_name);
-}
-
-/* Of an import that was refused. */
-void hrd_session_gpu_part(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_gpu_part *m,
-                          int fd)
-{
-    (void)p;
-    (void)cookie;
-    (void)m;
-    close(fd);
 }
 
 void hrd_session_free_buffer(struct hrd_session_priv *p, uint64_t cookie, uint32_t id)
@@ -461,6 +454,10 @@ void hrd_session_buffer_gone(struct hrd_session_priv *p, uint32_t id)
         return;
     *at = b->next;
     p->nbuffers--;
+    if (b->import) {
+        hrd_session_gpu_release(p, b);
+        return;
+    }
     give_back(p, &b->mem);
     hrd_session_done(&p->pub, b->drop_cookie);
     free(b);

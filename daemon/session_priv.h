@@ -29,7 +29,18 @@ struct hrd_buffer {
     uint32_t id;
     bool dropping; /* FREE came; drop_cookie is answered on BUFFER_GONE */
     uint64_t drop_cookie;
-    struct hrd_memory mem;
+    struct hrd_memory mem;         /* of a GPU's memory only the charge */
+    struct hrd_gpu_import *import; /* not NULL: memory of a GPU */
+};
+
+/* An IMPORT_GPU whose GPU_PARTs are arriving. */
+struct hrd_gpu_parts {
+    uint64_t cookie;
+    struct hrp_msg_import_gpu msg; /* nparts 0: none is under way */
+    uint32_t got;
+    uint64_t bytes;
+    int *fd;
+    uint64_t *part_bytes;
 };
 
 struct hrd_out {
@@ -68,7 +79,7 @@ struct hrd_session_priv {
     struct hrd_out *out_first, **out_last;
     size_t out_bytes;
 
-    unsigned jobs; /* memory jobs on worker threads */
+    unsigned jobs; /* memory jobs on worker threads and on those of GPUs */
     struct hrd_memory segment;
     _Atomic uint32_t poisoned; /* by the SIGBUS guard */
     uint64_t window_bytes;     /* of WELCOME: a reload changes it for later sessions only */
@@ -77,6 +88,7 @@ struct hrd_session_priv {
     uint32_t next_buffer_id;
     uint32_t nbuffers;
     struct hrd_buffer *buffers[HRD_BUFFER_BUCKETS];
+    struct hrd_gpu_parts gpu_parts;
 };
 
 struct hrd_sessions {
@@ -132,15 +144,28 @@ void hrd_session_make_segment(struct hrd_session_priv *p, uint64_t cookie);
 void hrd_session_window(struct hrd_session_priv *p, uint64_t cookie, uint32_t slot);
 void hrd_session_alloc(struct hrd_session_priv *p, uint64_t cookie, uint64_t bytes);
 void hrd_session_import(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_import *m, int fd);
-void hrd_session_import_gpu(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_import_gpu *m);
-/* fd is the session's to keep or close. */
-void hrd_session_gpu_part(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_gpu_part *m,
-                          int fd);
 void hrd_session_free_buffer(struct hrd_session_priv *p, uint64_t cookie, uint32_t id);
 void hrd_session_buffer_gone(struct hrd_session_priv *p, uint32_t id);
 /* Everything the session has mapped; the agent has let go. */
 void hrd_session_unmap_all(struct hrd_session_priv *p);
+/* 0, or the answer is given (an ERROR, or the refusal of a HELLO). */
+int hrd_session_charge(struct hrd_session_priv *p, struct hrd_charge *c, uint64_t cookie, uint64_t bytes,
+                       uint32_t sessions);
+/* Gives b an id and keeps it. */
+void hrd_session_keep_buffer(struct hrd_session_priv *p, struct hrd_buffer *b);
+bool hrd_session_may_start_job(struct hrd_session_priv *p, uint64_t cookie);
 /* WELCOME with the segment, or without one for hreducectl. */
 void hrd_session_welcome(struct hrd_session_priv *p, uint64_t cookie, int segment_fd);
+
+/* ---- session_gpu.c ---- */
+
+void hrd_session_import_gpu(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_import_gpu *m);
+/* fd is the session's to keep or close. */
+void hrd_session_gpu_part(struct hrd_session_priv *p, uint64_t cookie, const struct hrp_msg_gpu_part *m,
+                          int fd);
+/* b is off the session's list, and the agent let go of it: answers its FREE when it is really closed. */
+void hrd_session_gpu_release(struct hrd_session_priv *p, struct hrd_buffer *b);
+/* Starts to close everything of GPUs that the session has; p->jobs says when that is done. */
+void hrd_session_gpu_release_all(struct hrd_session_priv *p);
 
 #endif

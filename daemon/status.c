@@ -379,11 +379,11 @@ static void answer_status(const struct question *q, struct hrd_session *s, const
     struct hrd_daemon *d = q->d;
     struct asker who = asker_of(s);
     reply_json(s, q->cookie,
-               json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "format", 1, "daemon",
+               json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "format", 1, "daemon",
                          daemon_json(d, snap), "totals", totals_json(&snap->total), "memory",
                          memory_json(d, snap), "clients", clients_json(d), "sessions",
                          filter(hrd_sessions_json(d), &who), "comms", comms_json(d, snap, &who), "peers",
-                         peers_json(d, snap), "peer_port", hrd_peer_port_json(d)));
+                         peers_json(d, snap), "peer_port", hrd_peer_port_json(d), "gpus", hrd_gpus_json(d)));
 }
 
 static void answer_paths(const struct question *q, struct hrd_session *s, const struct hrd_snapshot *snap)

@@ -2,6 +2,9 @@
 /* The agent's thread: its duty cycle, its queues, and when it sleeps. */
 #include "daemon/agent/types.h"
 
+#include "daemon/gpu/engine_dma.h"
+#include "daemon/gpu/engine_sm.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -372,6 +375,22 @@ static void *agent_thread(void *arg)
 
 /* ---- start and stop -------------------------------------------------------------------------------------- */
 
+static int open_gpu_engines(struct hrd_agent *a, char *errtext, size_t errlen)
+{
+    struct hrd_engine *host = a->engine[HRD_ENGINE_HOST];
+    hrd_gpus_pin(a->cfg.gpus, hrd_arena_at(a->arena, 0), hrd_arena_size(a->arena));
+    a->engine[HRD_ENGINE_DMA] = hrd_engine_dma_new(a->cfg.gpus, host, a->cfg.dma_bytes);
+    if (a->engine[HRD_ENGINE_DMA])
+        a->engine[HRD_ENGINE_SM] = hrd_engine_sm_new(a->cfg.gpus, host);
+    if (a->engine[HRD_ENGINE_SM])
+        return 0;
+    int err = errno;
+    snprintf(errtext, errlen,
+             "cannot map %llu bytes for copies from and to GPUs: %s; set dma_memory to what this machine has",
+             (unsigned long long)a->cfg.dma_bytes, strerror(err));
+    return -err;
+}
+
 static int agent_open(struct hrd_agent *a, char *errtext, size_t errlen)
 {
     a->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -400,7 +419,7 @@ static int agent_open(struct hrd_agent *a, char *errtext, size_t errlen)
                  a->cfg.threads, strerror(err));
         return -err;
     }
-    return 0;
+    return a->cfg.gpus ? open_gpu_engines(a, errtext, errlen) : 0;
 }
 
 static void agent_close(struct hrd_agent *a)

@@ -131,11 +131,14 @@ void hrd_comm_count(struct hrd_snapshot_comm *sum, const struct hrd_snapshot_com
     sum->ops_failed += c->ops_failed;
     sum->bytes += c->bytes;
     sum->staged_bytes += c->staged_bytes;
+    sum->staged_gpu_bytes += c->staged_gpu_bytes;
     sum->tx_bytes += c->tx_bytes;
     sum->rx_bytes += c->rx_bytes;
     sum->time_us += c->time_us;
     for (unsigned i = 0; i < HRP_NALGOS; i++)
         sum->algo_ops[i] += c->algo_ops[i];
+    for (unsigned i = 0; i < HRD_NENGINES; i++)
+        sum->engine_ops[i] += c->engine_ops[i];
     for (unsigned i = 0; i < HRD_NTIMES; i++)
         sum->time_ops[i] += c->time_ops[i];
 }

@@ -118,6 +118,8 @@ void hrd_complete_op(struct aop *op)
     for (uint32_t i = 0; i < c->nlocal; i++) {
         if (op->post[i].staged)
             c->stat.staged_bytes += hrp_sig_bytes(&op->sig, c->nranks);
+        if (op->post[i].staged && op->post[i].stream)
+            c->stat.staged_gpu_bytes += hrp_sig_bytes(&op->sig, c->nranks);
         let_go(op, i);
         if (bad)
             hrd_complete_rank(

@@ -27,6 +27,8 @@ static void print_stage(const json_t *s)
                                   ctl_str(p, "name", "?"), ctl_str(p, "transport", "?"),
                                   ctl_int(p, "streams"), ctl_str(p, "address", "")));
     }
+    if (json_object_get(s, "why"))
+        print_line("    because", ctl_str(s, "why", ""));
     if (json_object_get(s, "wanted")) {
         print_line("    wanted", ctl_str(s, "wanted", ""));
         print_line("    because", ctl_str(s, "reason", ""));

@@ -36,6 +36,35 @@ static void print_daemon(const char *socket, const json_t *doc)
            ctl_int(c, "faults"));
 }
 
+static void print_gpus(const json_t *gpus)
+{
+    const json_t *list = json_object_get(gpus, "devices"), *g;
+    size_t i;
+    if (!json_is_true(json_object_get(gpus, "on"))) {
+        printf("  GPUs      off by configuration\n");
+        return;
+    }
+    if (json_array_size(list) == 0) {
+        printf("  GPUs      none in use\n");
+        return;
+    }
+    printf("  GPUs      %s of host memory pinned\n", ctl_bytes(ctl_int(gpus, "pinned_bytes")));
+    json_array_foreach(list, i, g)
+    {
+        printf("            %s %s: ", ctl_str(g, "pci", "?"), ctl_str(g, "name", "?"));
+        if (!json_is_true(json_object_get(g, "in_use")))
+            printf("given back\n");
+        else
+            printf("%" PRId64 " allocations mapped (%s), %s of its memory taken by the engines\n",
+                   ctl_int(g, "imports"), ctl_bytes(ctl_int(g, "import_bytes")),
+                   ctl_bytes(ctl_int(g, "engine_bytes")));
+        if (json_object_get(g, "lost"))
+            printf("            %s\n", ctl_str(g, "lost", ""));
+        if (json_object_get(g, "no_sm"))
+            printf("            no sm engine: %s\n", ctl_str(g, "no_sm", ""));
+    }
+}
+
 static bool begin(const json_t *array, const char *what, const char *none)
 {
     printf("\n%s", what);
@@ -162,6 +191,7 @@ int ctl_status(const struct ctl_options *o)
         putchar('\n');
     } else {
         print_daemon(o->socket, doc);
+        print_gpus(json_object_get(doc, "gpus"));
         print_sessions(json_object_get(doc, "sessions"));
         print_comms(json_object_get(doc, "comms"));
         print_peers(json_object_get(doc, "peers"));

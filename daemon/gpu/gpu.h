@@ -33,7 +33,6 @@ struct hrd_gpu_import;
 struct hrd_gpus_config {
     bool off;              /* imports are refused in words */
     uint32_t idle_ms;      /* how long a GPU without imports stays up */
-    uint64_t dma_bytes;    /* pinned host memory of the dma engine */
     uint32_t pair_ms;      /* most that the verification of one pair may take */
     const char *node_name; /* for sentences; copied */
 };
@@ -92,8 +91,6 @@ bool hrd_gpus_pair(const struct hrd_gpus *gpus, int16_t a, int16_t b, const char
 void hrd_gpus_pin(struct hrd_gpus *gpus, void *base, uint64_t bytes);
 /* All of it lies in a range that is registered now. Any thread, while a GPU is up. */
 bool hrd_gpus_pinned(const struct hrd_gpus *gpus, const void *p, uint64_t bytes);
-/* The dma engine's pinned memory of dma_bytes; NULL when it could not be mapped. */
-void *hrd_gpus_bounce(const struct hrd_gpus *gpus, uint64_t *bytes);
 
 /* ---- control thread --------------------------------------------------------------------------------------- */
 

@@ -97,6 +97,7 @@ static void start_agents(struct sim *s, const struct sim_options *o)
         char name[16], err[256] = "";
         snprintf(name, sizeof(name), "n%u", n);
         cfg.node_name = name;
+        cfg.gpus = o->agent_gpus[n];
         if (hrd_agent_new(&s->node[n].agent, &cfg, err, sizeof(err)))
             fail_msg("%s", err);
     }

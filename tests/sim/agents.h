@@ -50,8 +50,9 @@ struct sim {
 };
 
 struct sim_options {
-    struct hrd_agent_config agent; /* zeros: small defaults */
-    uint64_t pool_bytes;           /* of each rank */
+    struct hrd_agent_config agent;              /* zeros: small defaults */
+    struct hrd_gpus *agent_gpus[SIM_MAX_NODES]; /* NULL: none */
+    uint64_t pool_bytes;                        /* of each rank */
     struct hrp_comm_config comm;
     uint64_t unit_bytes, unit_min_bytes;
     uint32_t eager_limit;

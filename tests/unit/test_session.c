@@ -70,6 +70,15 @@ void hrd_agent_buffer_add(struct hrd_agent *a, uint64_t sid, uint32_t id, void *
     hear("agent: buffer %u of %llu\n", id, (unsigned long long)bytes);
 }
 
+void hrd_agent_gpu_buffer_add(struct hrd_agent *a, uint64_t sid, uint32_t id, int16_t gpu, uint64_t device,
+                              uint64_t bytes)
+{
+    (void)a;
+    (void)sid;
+    (void)device;
+    hear("agent: buffer %u of %llu on GPU %d\n", id, (unsigned long long)bytes, gpu);
+}
+
 void hrd_agent_buffer_drop(struct hrd_agent *a, uint64_t sid, uint32_t id)
 {
     (void)a;

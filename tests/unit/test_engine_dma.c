@@ -1,0 +1,898 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The daemon's GPUs and the dma engine on the fake driver. Each test is a process of its own, because the fake reads what
+ * it has to do wrong when it is initialised. Job and daemon share that process, so the job's memory is VMM memory, which
+ * may be imported where it was made; legacy handles come from a process beside it.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <dlfcn.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/gpu/engine_dma.h"
+#include "daemon/gpu/gpu.h"
+
+#define LIMIT_S 60
+#define MIB ((uint64_t)1 << 20)
+#define BYTES (6 * MIB) /* of a job's buffer */
+#define BOUNCE (8 * MIB)
+
+/* In a child a failed assertion of cmocka would jump into the parent's copy: say it and leave. */
+#define CHECK(condition)                                                                        \
+    do {                                                                                        \
+        if (!(condition)) {                                                                     \
+            (void)fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
+            _exit(1);                                                                           \
+        }                                                                                       \
+    } while (0)
+#define OK(call) CHECK((call) == HRG_SUCCESS)
+
+static const struct hrg_driver *drv;
+static struct hrd_gpus *gpus;
+static struct hrd_engine *host_engine, *engine;
+static char *arena; /* pinned, as the agent's */
+static int wake;
+static unsigned registrations_refused, events_refused;
+
+static uint64_t random_state;
+
+static uint64_t rnd(void)
+{
+    uint64_t z = random_state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+#define nap() nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL)
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void use_fake(void)
+{
+    char self[4096], path[4200];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    CHECK(n > 0);
+    self[n] = '\0';
+    for (int i = 0; i < 2; i++)
+        *strrchr(self, '/') = '\0';
+    snprintf(path, sizeof(path), "%s/libcuda_fake.so.1", self);
+    setenv("HREDUCE_CUDA_LIBRARY", path, 1);
+}
+
+static unsigned calls(const char *name)
+{
+    void *lib = dlopen(drv->library, RTLD_LAZY | RTLD_NOLOAD);
+    CHECK(lib != NULL);
+    unsigned (*fn)(const char *);
+    *(void **)&fn = dlsym(lib, "fake_cuda_calls");
+    CHECK(fn != NULL);
+    unsigned n = fn(name);
+    dlclose(lib);
+    return n;
+}
+
+/* ---- daemon -------------------------------------------------------------------------------------------------- */
+
+static void open_world(uint32_t idle_ms, uint64_t bounce)
+{
+    char why[512] = "";
+    random_state = (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
+    fprintf(stderr, "seed %llu\n", (unsigned long long)random_state);
+    use_fake();
+    wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    arena = aligned_alloc(4096, 2 * BYTES);
+    struct hrd_gpus_config cfg = {.idle_ms = idle_ms, .pair_ms = 3000, .node_name = "here"};
+    gpus = hrd_gpus_new(&cfg);
+    CHECK(gpus != NULL);
+    hrd_gpus_pin(gpus, arena, 2 * BYTES);
+    host_engine = hrd_engine_host_new(2, 64 << 10, wake);
+    engine = hrd_engine_dma_new(gpus, host_engine, bounce);
+    CHECK(host_engine != NULL && engine != NULL);
+    drv = hrg_driver_get(why, sizeof(why));
+    CHECK(drv != NULL);
+    OK(drv->Init(0));
+}
+
+static void close_world(void)
+{
+    hrd_gpus_stop(gpus);
+    CHECK(calls("DevicePrimaryCtxRetain") >= calls("DevicePrimaryCtxRelease"));
+    CHECK(calls("MemHostRegister") - registrations_refused == calls("MemHostUnregister"));
+    CHECK(calls("EventCreate") - events_refused == calls("EventDestroy"));
+    engine->table->free(engine);
+    host_engine->table->free(host_engine);
+    hrd_gpus_free(gpus);
+    free(arena);
+    close(wake);
+}
+
+static struct hrd_gpu_event *answer(enum hrd_gpu_event_type type)
+{
+    double end = now_s() + LIMIT_S;
+    for (;;) {
+        struct hrd_gpu_event *ev = hrd_gpus_take_events(gpus);
+        if (ev) {
+            CHECK(ev->next == NULL && ev->type == type);
+            return ev;
+        }
+        CHECK(now_s() < end);
+        struct pollfd p = {.fd = hrd_gpus_event_fd(gpus), .events = POLLIN};
+        poll(&p, 1, 1000);
+    }
+}
+
+static struct hrd_gpu_event *import(const struct hrd_gpu_source *source)
+{
+    hrd_gpus_import(gpus, 7, 8, source);
+    struct hrd_gpu_event *ev = answer(HRD_GPU_IMPORTED);
+    CHECK(ev->sid == 7 && ev->token == 8);
+    return ev;
+}
+
+/* ---- job ----------------------------------------------------------------------------------------------------- */
+
+struct buffer {
+    hrg_ptr job;         /* the job's mapping */
+    unsigned char *host; /* pinned by the job: what it wrote, and what it should be then */
+    unsigned char *got;
+    struct hrd_gpu_import *import;
+    struct hrd_span span;
+    hrg_ctx ctx;
+};
+
+static hrg_ctx job_ctx(int gpu)
+{
+    static hrg_ctx ctx[16];
+    if (!ctx[gpu])
+        OK(drv->DevicePrimaryCtxRetain(&ctx[gpu], gpu));
+    return ctx[gpu];
+}
+
+static struct hrd_gpu_source vmm_source(int gpu, hrg_ptr *ptr, uint64_t bytes, uint32_t nparts)
+{
+    struct hrg_mem_prop prop = {.type = HRG_ALLOCATION_PINNED,
+                                .requested_handle_types = HRG_HANDLE_POSIX_FD,
+                                .location = {.type = HRG_LOCATION_DEVICE, .id = gpu}};
+    struct hrg_mem_access access = {.location = prop.location, .flags = HRG_ACCESS_READWRITE};
+    struct hrd_gpu_source s = {.uid = 1, .msg = {.bytes = bytes, .kind = HRP_GPU_VMM, .nparts = nparts}};
+    struct hrg_uuid uuid;
+    OK(hrg_device_uuid(drv, gpu, &uuid));
+    memcpy(s.msg.uuid, uuid.bytes, 16);
+    s.fd = calloc(nparts, sizeof(*s.fd));
+    s.part_bytes = calloc(nparts, sizeof(*s.part_bytes));
+    OK(drv->MemAddressReserve(ptr, bytes, 0, 0, 0));
+    uint64_t part = bytes / nparts;
+    CHECK(part % (2 * MIB) == 0);
+    for (uint32_t i = 0; i < nparts; i++) {
+        hrg_handle h;
+        OK(drv->MemCreate(&h, part, &prop, 0));
+        OK(drv->MemMap(*ptr + i * part, part, 0, h, 0));
+        OK(drv->MemExportToShareableHandle(&s.fd[i], h, HRG_HANDLE_POSIX_FD, 0));
+        OK(drv->MemRelease(h));
+        s.part_bytes[i] = part;
+    }
+    OK(drv->MemSetAccess(*ptr, bytes, &access, 1));
+    return s;
+}
+
+static void buffer_open(struct buffer *b, int gpu)
+{
+    void *p;
+    b->ctx = job_ctx(gpu);
+    OK(drv->CtxSetCurrent(b->ctx));
+    struct hrd_gpu_source s = vmm_source(gpu, &b->job, BYTES, 3);
+    OK(drv->MemHostAlloc(&p, BYTES, HRG_HOST_PORTABLE));
+    b->host = p;
+    OK(drv->MemHostAlloc(&p, BYTES, HRG_HOST_PORTABLE));
+    b->got = p;
+    struct hrd_gpu_event *ev = import(&s);
+    if (!ev->import)
+        fprintf(stderr, "%s\n", ev->text);
+    CHECK(ev->import != NULL && ev->gpu == gpu && ev->bytes == BYTES);
+    b->import = ev->import;
+    b->span = (struct hrd_span){.base = (char *)(uintptr_t)ev->device, .gpu = ev->gpu};
+    free(ev);
+}
+
+static void buffer_close(struct buffer *b)
+{
+    hrd_gpus_close(gpus, 7, 9, b->import);
+    struct hrd_gpu_event *ev = answer(HRD_GPU_CLOSED);
+    CHECK(ev->token == 9);
+    free(ev);
+    OK(drv->CtxSetCurrent(b->ctx));
+    OK(drv->MemFreeHost(b->host));
+    OK(drv->MemFreeHost(b->got));
+}
+
+/* Random bytes; no type has a NaN or an infinity among them when `tame`. */
+static void fill(struct buffer *b, bool tame)
+{
+    for (uint64_t i = 0; i < BYTES; i += 8) {
+        uint64_t v = rnd() & (tame ? UINT64_C(0xbfffbfffbfffbfff) : UINT64_MAX);
+        memcpy(b->host + i, &v, 8);
+    }
+    OK(drv->CtxSetCurrent(b->ctx));
+    OK(drv->MemcpyHtoDAsync(b->job, b->host, BYTES, HRG_STREAM_PER_THREAD));
+    OK(drv->StreamSynchronize(HRG_STREAM_PER_THREAD));
+}
+
+/* The whole buffer is what host says: what was not to be written is still there. */
+static void compare(const struct buffer *b, const char *what)
+{
+    OK(drv->CtxSetCurrent(b->ctx));
+    memset(b->got, 0xee, BYTES);
+    OK(drv->MemcpyDtoHAsync(b->got, b->job, BYTES, HRG_STREAM_PER_THREAD));
+    OK(drv->StreamSynchronize(HRG_STREAM_PER_THREAD));
+    for (uint64_t i = 0; i < BYTES; i++)
+        if (b->got[i] != b->host[i]) {
+            fprintf(stderr, "%s: byte %llu of a buffer on GPU %d is %02x, not %02x\n", what,
+                    (unsigned long long)i, b->span.gpu, b->got[i], b->host[i]);
+            _exit(1);
+        }
+}
+
+/* ---- work ---------------------------------------------------------------------------------------------------- */
+
+struct outcome {
+    bool done, failed, lost;
+    char text[HRD_WORK_TEXT];
+};
+
+static void done(struct hrd_work *w, const struct hrd_work_error *error)
+{
+    struct outcome *o = w->owner;
+    CHECK(!o->done);
+    o->done = true;
+    o->failed = error != NULL;
+    if (error) {
+        o->lost = error->device_lost;
+        snprintf(o->text, sizeof(o->text), "%s", error->text);
+    }
+}
+
+static struct hrd_work *work(enum hrd_work_kind kind, struct hrk_fold fold, uint64_t n, struct outcome *o)
+{
+    struct hrd_work *w = calloc(1, sizeof(*w) + 16 * sizeof(w->span[0]));
+    w->kind = kind;
+    w->fold = fold;
+    w->n = n;
+    w->owner = o;
+    w->done = done;
+    return w;
+}
+
+static void source(struct hrd_work *w, struct hrd_span s, uint64_t off)
+{
+    s.off += off;
+    w->span[w->nsrc++] = s;
+}
+
+static void sink(struct hrd_work *w, struct hrd_span s, uint64_t off)
+{
+    s.off += off;
+    w->span[w->nsrc + w->ndst++] = s;
+}
+
+static void turn(void)
+{
+    unsigned n = host_engine->table->poll(host_engine) + engine->table->poll(engine);
+    if (!n && !host_engine->table->help(host_engine))
+        nap();
+}
+
+static void finish(const struct outcome *o)
+{
+    double end = now_s() + LIMIT_S;
+    while (!o->done) {
+        turn();
+        CHECK(now_s() < end);
+    }
+}
+
+static struct hrd_span host_span(void *p)
+{
+    return (struct hrd_span){.base = p, .gpu = HRD_HOST_MEMORY};
+}
+
+/* A fold of parts of all buffers into parts of others, of arena and of memory that no copy engine reaches. */
+static void one_fold(struct buffer *b, unsigned nb, struct hrk_fold fold, uint64_t n, bool in_place,
+                     bool host_too)
+{
+    size_t out = hrp_dtype_size(fold.out);
+    struct outcome o = {0};
+    struct hrd_work *w = work(HRD_WORK_FOLD, fold, n, &o);
+    const void *src[16];
+    unsigned char *result = malloc(n * out + 1), *plain = malloc(n * out + 1);
+    uint64_t off[16], out_off = in_place ? 0 : BYTES / 2 + rnd() % 64;
+    void *to[1] = {result};
+    for (unsigned i = 0; i < nb; i++) {
+        fill(&b[i], true);
+        off[i] = in_place ? 16 * i : rnd() % 64; /* any alignment */
+        src[i] = b[i].host + off[i];
+        source(w, b[i].span, off[i]);
+    }
+    hrk_fold(&fold, to, 1, src, nb, n);
+    for (unsigned i = 0; i < nb; i++)
+        sink(w, b[i].span, in_place ? off[i] : out_off);
+    if (host_too) {
+        memset(arena, 0, n * out + 64);
+        memset(plain, 0, n * out);
+        sink(w, host_span(arena), 32);
+        sink(w, host_span(plain), 0);
+    }
+    engine->table->submit(engine, w);
+    finish(&o);
+    if (o.failed)
+        fprintf(stderr, "%s\n", o.text);
+    CHECK(!o.failed);
+    for (unsigned i = 0; i < nb; i++) {
+        memcpy(b[i].host + (in_place ? off[i] : out_off), result, n * out);
+        compare(&b[i], "fold");
+    }
+    if (host_too)
+        CHECK(memcmp(arena + 32, result, n * out) == 0 && memcmp(plain, result, n * out) == 0 &&
+              arena[31] == 0 && arena[32 + n * out] == 0);
+    free(w);
+    free(result);
+    free(plain);
+}
+
+/* Two buffers on GPU 0, one each on 1 and 2. */
+static struct buffer four[4];
+
+static void open_four(void)
+{
+    for (int i = 0; i < 4; i++)
+        buffer_open(&four[i], i < 2 ? 0 : i - 1);
+}
+
+static void close_four(void)
+{
+    for (int i = 0; i < 4; i++)
+        buffer_close(&four[i]);
+}
+
+static void folds(void)
+{
+    open_world(60000, BOUNCE);
+    open_four();
+    static const uint64_t counts[] = {1, 7, 1000, 40001};
+    for (unsigned type = 0; type < HRP_NDTYPES; type++)
+        for (unsigned op = 0; op < HRP_NREDOPS; op++) {
+            uint64_t n = counts[(type + op) % 4];
+            one_fold(four, 4, hrk_fold_single(type, op, 4), n, (type + op) % 2, op == 1);
+        }
+    one_fold(four, 4, hrk_fold_single(HRP_F32, HRP_SUM, 4), 5 * MIB / 4 + 3, true, false);
+    one_fold(four, 3, hrk_fold_single(HRP_BF16, HRP_AVG, 3), 5 * MIB / 4 + 3, false, true);
+    one_fold(four, 1, hrk_fold_single(HRP_I8, HRP_SUM, 1), 5 * MIB / 2 + 1, false, false);
+    /* A partial that is wider than its inputs, into the arena; and back. */
+    struct outcome o = {0};
+    uint64_t n = MIB + 77;
+    struct hrk_fold up = hrk_fold_partial(HRP_F16, HRP_F32, HRP_SUM, 4),
+                    down = hrk_fold_total(HRP_F32, HRP_F16, HRP_SUM, NULL, 4);
+    float *want = malloc(n * 4);
+    const void *src[4];
+    void *dst[1] = {want};
+    struct hrd_work *w = work(HRD_WORK_FOLD, up, n, &o);
+    for (int i = 0; i < 4; i++) {
+        fill(&four[i], true);
+        src[i] = four[i].host + 2;
+        source(w, four[i].span, 2);
+    }
+    sink(w, host_span(arena), 128);
+    hrk_fold(&up, dst, 1, src, 4, n);
+    engine->table->submit(engine, w);
+    finish(&o);
+    CHECK(!o.failed && memcmp(arena + 128, want, n * 4) == 0);
+    free(w);
+    o = (struct outcome){0};
+    w = work(HRD_WORK_FOLD, down, n, &o);
+    source(w, host_span(arena), 128);
+    for (int i = 0; i < 4; i++)
+        sink(w, four[i].span, 1);
+    engine->table->submit(engine, w);
+    finish(&o);
+    CHECK(!o.failed);
+    src[0] = want;
+    for (int i = 0; i < 4; i++) {
+        dst[0] = four[i].host + 1;
+        hrk_fold(&down, dst, 1, src, 1, n);
+        compare(&four[i], "total");
+    }
+    free(w);
+    free(want);
+    CHECK(calls("LaunchKernel") == 0 && calls("MemcpyDtoDAsync") == 0);
+    close_four();
+    close_world();
+}
+
+static void one_copy(struct hrd_span from, const unsigned char *from_host, struct buffer *b, unsigned nb,
+                     uint64_t n)
+{
+    struct outcome o = {0};
+    struct hrd_work *w = work(HRD_WORK_COPY, (struct hrk_fold){.in = HRP_U8, .out = HRP_U8}, n, &o);
+    unsigned char *content = malloc(n), *plain = calloc(1, n);
+    memcpy(content, from_host, n);
+    source(w, from, 0);
+    for (unsigned i = 0; i < nb; i++)
+        sink(w, b[i].span, 100 + i);
+    sink(w, host_span(arena + BYTES), 5);
+    sink(w, host_span(plain), 0);
+    memset(arena + BYTES, 0, BYTES);
+    engine->table->submit(engine, w);
+    finish(&o);
+    CHECK(!o.failed);
+    for (unsigned i = 0; i < nb; i++) {
+        memcpy(b[i].host + 100 + i, content, n);
+        compare(&b[i], "copy");
+    }
+    CHECK(memcmp(arena + BYTES + 5, content, n) == 0 && memcmp(plain, content, n) == 0);
+    free(w);
+    free(content);
+    free(plain);
+}
+
+static void copies(void)
+{
+    setenv("FAKE_CUDA_ZERO_PAIRS", "0-2", 1);
+    setenv("FAKE_CUDA_NO_P2P", "1-2", 1);
+    open_world(60000, BOUNCE);
+    open_four();
+    const char *why = NULL;
+    CHECK(hrd_gpus_pair(gpus, 0, 1, &why) && !why);
+    CHECK(!hrd_gpus_pair(gpus, 0, 2, &why) && strstr(why, "damaged"));
+    CHECK(!hrd_gpus_pair(gpus, 1, 2, &why) && strstr(why, "cannot access"));
+    unsigned char *plain = malloc(3 * MIB);
+    unsigned peers = calls("MemcpyPeerAsync");
+    static const uint64_t sizes[] = {1, 4097, 3 * MIB - 500};
+    for (int k = 0; k < 3; k++) {
+        uint64_t n = sizes[k];
+        for (int i = 0; i < 4; i++)
+            fill(&four[i], false);
+        for (uint64_t i = 0; i < n; i++)
+            arena[i] = (char)(plain[i] = (unsigned char)rnd());
+        one_copy(host_span(plain), plain, four, 4, n);
+        one_copy(host_span(arena), plain, four, 4, n);
+        one_copy(four[1].span, four[1].host, &four[2], 2,
+                 n); /* from GPU 0 to 1 directly, to 2 through the host */
+        one_copy(four[3].span, four[3].host, four, 3, n);
+        one_copy(four[0].span, four[0].host, &four[1], 1, n); /* within one GPU */
+    }
+    CHECK(calls("MemcpyPeerAsync") > peers);
+    CHECK(calls("MemcpyDtoDAsync") == 0 && calls("LaunchKernel") == 0);
+    free(plain);
+    close_four();
+    close_world();
+}
+
+static void hanging_pair(void)
+{
+    setenv("FAKE_CUDA_HANG_PAIRS", "0-1", 1);
+    open_world(60000, BOUNCE);
+    struct buffer b[2];
+    const char *why = NULL;
+    buffer_open(&b[0], 0);
+    buffer_open(&b[1], 1); /* the trial has a time limit */
+    CHECK(!hrd_gpus_pair(gpus, 0, 1, &why) && strstr(why, "did not end in time"));
+    fill(&b[0], false);
+    fill(&b[1], false);
+    one_copy(b[0].span, b[0].host, &b[1], 1, MIB);
+    _exit(0); /* what hangs cannot be taken down */
+}
+
+static void nan_fill(void)
+{
+    open_world(60000, BOUNCE);
+    open_four();
+    struct outcome o = {0};
+    uint64_t n = MIB / 4 + 5;
+    struct hrd_work *w = work(HRD_WORK_NAN, (struct hrk_fold){.in = HRP_F32, .out = HRP_F32}, n, &o);
+    for (int i = 0; i < 4; i++) {
+        fill(&four[i], false);
+        sink(w, four[i].span, 4);
+    }
+    engine->table->submit(engine, w);
+    finish(&o);
+    for (int i = 0; i < 4; i++) {
+        hrk_fill_nan(HRP_F32, four[i].host + 4, n);
+        compare(&four[i], "NaN");
+    }
+    free(w);
+    close_four();
+    close_world();
+}
+
+/* Many works at once over little pinned memory and slow copies: each waits its turn, each ends once. */
+static void crowded(void)
+{
+    setenv("FAKE_CUDA_DELAY", "MemcpyDtoHAsync=3000,MemcpyHtoDAsync=2000", 1);
+    open_world(60000, 4 * MIB);
+    open_four();
+    enum { N = 24 };
+    static struct outcome o[N];
+    struct hrd_work *w[N];
+    uint64_t n = 50000;
+    struct hrk_fold fold = hrk_fold_single(HRP_I32, HRP_SUM, 4);
+    for (int i = 0; i < 4; i++)
+        fill(&four[i], false);
+    for (uint64_t k = 0; k < N; k++) {
+        w[k] = work(HRD_WORK_FOLD, fold, k == 11 ? 0 : n, &o[k]);
+        for (int i = 0; i < 4; i++)
+            source(w[k], four[i].span, k * n * 4);
+        for (int i = 0; i < 4; i++)
+            sink(w[k], four[i].span, k * n * 4);
+        engine->table->submit(engine, w[k]);
+    }
+    bool silent = false;
+    for (int k = 0; k < N; k++, free(w[k - 1])) {
+        double end = now_s() + LIMIT_S;
+        while (!o[k].done) {
+            turn();
+            silent = silent || engine->table->silent(engine);
+            CHECK(now_s() < end);
+        }
+        CHECK(!o[k].failed);
+    }
+    CHECK(silent && !engine->table->silent(engine) && !engine->table->arm(engine, 0));
+    for (uint64_t k = 0; k < N; k++) {
+        if (k == 11)
+            continue;
+        const void *src[4];
+        void *dst[4];
+        for (int i = 0; i < 4; i++)
+            src[i] = dst[i] = four[i].host + k * n * 4;
+        hrk_fold(&fold, dst, 4, src, 4, n);
+    }
+    for (int i = 0; i < 4; i++)
+        compare(&four[i], "crowded");
+    close_four();
+    close_world();
+}
+
+static struct outcome try_fold(uint64_t n)
+{
+    struct outcome o = {0};
+    struct hrd_work *w = work(HRD_WORK_FOLD, hrk_fold_single(HRP_I32, HRP_SUM, 4), n, &o);
+    for (int i = 0; i < 4; i++)
+        source(w, four[i].span, 0);
+    for (int i = 0; i < 4; i++)
+        sink(w, four[i].span, 0);
+    engine->table->submit(engine, w);
+    finish(&o);
+    free(w);
+    return o;
+}
+
+/* A call that fails fails its work, in words, and nothing else. */
+static void failing_calls(void)
+{
+    setenv("FAKE_CUDA_FAIL", "MemcpyDtoHAsync=2@7,MemcpyHtoDAsync=1@13,EventRecord=2@9,EventCreate=2@3", 1);
+    setenv("FAKE_CUDA_NO_P2P", "0-1,0-2,1-2", 1); /* no trials that make such calls */
+    open_world(60000, 4 * MIB);
+    open_four();
+    for (int i = 0; i < 4; i++)
+        fill(&four[i], false); /* 4 copies to the device */
+    unsigned failed = 0;
+    for (int k = 0; k < 8; k++) {
+        struct outcome o = try_fold(900000);
+        failed += o.failed;
+        if (o.failed)
+            CHECK(!o.lost && strstr(o.text, "GPU 0") && strstr(o.text, "failed"));
+    }
+    CHECK(failed == 2);
+    events_refused = 1; /* its copies are found to have ended by asking the stream */
+    CHECK(!hrd_gpus_lost(gpus));
+    one_fold(four, 4, hrk_fold_single(HRP_I32, HRP_SUM, 4), 700001, true, false);
+    close_four();
+    close_world();
+}
+
+/* The same in the trial of a pair: what is in flight ends before its memory goes. */
+static void failing_trials(void)
+{
+    setenv("FAKE_CUDA_FAIL", "MemcpyDtoHAsync=2@3,MemcpyPeerAsync=1@12,EventRecord=2@40", 1);
+    setenv("FAKE_CUDA_DELAY", "MemcpyPeerAsync=5000", 1);
+    open_world(60000, 4 * MIB);
+    open_four();
+    for (int i = 0; i < 4; i++)
+        fill(&four[i], false);
+    one_fold(four, 4, hrk_fold_single(HRP_I32, HRP_SUM, 4), 700001, true, false);
+    close_four();
+    close_world();
+}
+
+/* After a sticky error the GPU takes nothing any more, and says why and what to do. */
+static void lost_device(void)
+{
+    setenv("FAKE_CUDA_FAIL", "run:MemcpyPeerAsync=700@1", 1);
+    setenv("FAKE_CUDA_NO_P2P", "0-2,1-2", 1);
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    open_world(60000, 4 * MIB);
+    buffer_open(&four[0], 0);
+    buffer_open(&four[1], 0);
+    buffer_open(&four[2], 2);
+    buffer_open(&four[3], 2);
+    /* The job's own mistake kills every context of this process: as a kernel that runs wild does under MPS. */
+    OK(drv->CtxSetCurrent(job_ctx(0)));
+    OK(drv->MemcpyPeerAsync(four[0].job, job_ctx(0), four[1].job, job_ctx(0), 64, HRG_STREAM_PER_THREAD));
+    (void)drv->StreamSynchronize(HRG_STREAM_PER_THREAD);
+    struct outcome o = try_fold(900000);
+    CHECK(o.failed && o.lost && strstr(o.text, "700"));
+    CHECK(hrd_gpus_lost(gpus) && strstr(hrd_gpus_lost(gpus), "restart hreduced"));
+    struct hrd_engine_ask ask = {.gpus = 1};
+    CHECK(engine->table->refuses(engine, &ask) == hrd_gpus_lost(gpus));
+    o = try_fold(900000);
+    CHECK(o.failed && o.lost);
+    struct hrd_gpu_source s = {.uid = 1, .msg = {.bytes = 4096, .kind = HRP_GPU_LEGACY}};
+    memcpy(s.msg.uuid, hrd_gpus_dev(gpus, 0)->uuid.bytes, 16);
+    struct hrd_gpu_event *ev = import(&s);
+    CHECK(!ev->import && strstr(ev->text, "lost"));
+    free(ev);
+    for (int i = 0; i < 4; i++) {
+        hrd_gpus_close(gpus, 7, 9, four[i].import);
+        free(answer(HRD_GPU_CLOSED));
+    }
+    hrd_gpus_stop(gpus);
+    _exit(0);
+}
+
+/* ---- imports ------------------------------------------------------------------------------------------------- */
+
+static void refusals(void)
+{
+    setenv("FAKE_CUDA_DEVICES", "2", 1);
+    open_world(60000, 4 * MIB);
+    hrg_ptr ptr;
+    OK(drv->CtxSetCurrent(job_ctx(1)));
+    struct hrd_gpu_source s = vmm_source(1, &ptr, 4 * MIB, 2);
+    memset(s.msg.uuid, 9, 16);
+    struct hrd_gpu_event *ev = import(&s);
+    CHECK(!ev->import && strstr(ev->text, "does not see GPU-09090909-"));
+    free(ev);
+    s = vmm_source(1, &ptr, 4 * MIB, 2);
+    memcpy(s.msg.uuid, hrd_gpus_dev(gpus, 0)->uuid.bytes, 16); /* another device than it is on */
+    ev = import(&s);
+    CHECK(!ev->import && strstr(ev->text, "memory of device 1"));
+    free(ev);
+    s = vmm_source(1, &ptr, 4 * MIB, 2);
+    s.part_bytes[1] = s.msg.bytes = 8 * MIB; /* more than there is */
+    s.part_bytes[1] -= 2 * MIB;
+    ev = import(&s);
+    CHECK(!ev->import && strstr(ev->text, "cuMemMap"));
+    free(ev);
+    s = vmm_source(1, &ptr, 4 * MIB, 2);
+    close(s.fd[1]);
+    s.fd[1] = dup(0); /* no handle at all */
+    ev = import(&s);
+    CHECK(!ev->import && strstr(ev->text, "cuMemImportFromShareableHandle"));
+    free(ev);
+    struct hrd_gpu_source l = {.uid = 1, .msg = {.bytes = 4096, .kind = HRP_GPU_LEGACY, .handle = {1, 2, 3}}};
+    memcpy(l.msg.uuid, hrd_gpus_dev(gpus, 0)->uuid.bytes, 16);
+    ev = import(&l);
+    CHECK(!ev->import && strstr(ev->text, "cuIpcOpenMemHandle") && strstr(ev->text, "--ipc=host"));
+    free(ev);
+    uint64_t pinned;
+    struct hrd_gpu_info info[4];
+    CHECK(hrd_gpus_info(gpus, info, 4, &pinned) == 2 && info[0].imports == 0 && info[1].imports == 0);
+    close_world();
+}
+
+/* A process of its own that exports an allocation, then writes a pattern when it is told to. */
+struct exporter {
+    pid_t pid;
+    int to, from;
+    struct hrg_ipc_handle handle;
+};
+
+static struct exporter exporter_start(void)
+{
+    int down[2], up[2];
+    struct exporter e;
+    CHECK(pipe(down) == 0 && pipe(up) == 0);
+    e.pid = fork();
+    if (e.pid == 0) {
+        alarm(LIMIT_S);
+        char why[200];
+        hrg_ptr ptr;
+        void *host;
+        use_fake();
+        drv = hrg_driver_get(why, sizeof(why));
+        OK(drv->Init(0));
+        OK(drv->CtxSetCurrent(job_ctx(0)));
+        OK(drv->MemAlloc(&ptr, BYTES));
+        OK(drv->MemHostAlloc(&host, BYTES, 0));
+        for (uint64_t i = 0; i < BYTES; i++)
+            ((unsigned char *)host)[i] = (unsigned char)(i * 31 + 7);
+        OK(drv->MemcpyHtoDAsync(ptr, host, BYTES, HRG_STREAM_PER_THREAD));
+        OK(drv->StreamSynchronize(HRG_STREAM_PER_THREAD));
+        OK(drv->IpcGetMemHandle(&e.handle, ptr));
+        CHECK(write(up[1], &e.handle, sizeof(e.handle)) == sizeof(e.handle));
+        char c;
+        while (read(down[0], &c, 1) == 1)
+            ;
+        _exit(0);
+    }
+    close(down[0]);
+    close(up[1]);
+    e.to = down[1];
+    e.from = up[0];
+    CHECK(read(e.from, &e.handle, sizeof(e.handle)) == sizeof(e.handle));
+    return e;
+}
+
+/* One mapping for all who import it; users apart; closed by the last; a dead exporter's memory stays readable. */
+static void shared_import(void)
+{
+    setenv("FAKE_CUDA_DELAY", "MemcpyDtoHAsync=20000", 1);
+    struct exporter x = exporter_start();
+    open_world(60000, 4 * MIB);
+    struct hrd_gpu_source s = {.uid = 1, .msg = {.bytes = BYTES, .kind = HRP_GPU_LEGACY}};
+    struct hrg_uuid uuid;
+    OK(hrg_device_uuid(drv, 0, &uuid));
+    memcpy(s.msg.uuid, uuid.bytes, 16);
+    memcpy(s.msg.handle, x.handle.data, sizeof(s.msg.handle));
+    s.msg.bytes = BYTES + 1;
+    struct hrd_gpu_event *bad = import(&s);
+    CHECK(!bad->import && strstr(bad->text, "as the client says"));
+    free(bad);
+    s.msg.bytes = BYTES;
+    unsigned opened = calls("IpcOpenMemHandle"), closed = calls("IpcCloseMemHandle");
+    struct hrd_gpu_event *a = import(&s), *b = import(&s);
+    CHECK(a->import && a->import == b->import && a->device == b->device);
+    CHECK(calls("IpcOpenMemHandle") == opened + 1);
+    s.uid = 2;
+    struct hrd_gpu_event *other = import(&s);
+    CHECK(other->import && other->import != a->import);
+    hrd_gpus_close(gpus, 7, 9, other->import);
+    free(answer(HRD_GPU_CLOSED));
+    CHECK(calls("IpcCloseMemHandle") == closed + 1);
+    hrd_gpus_close(gpus, 7, 9, a->import);
+    free(answer(HRD_GPU_CLOSED));
+    CHECK(calls("IpcCloseMemHandle") == closed + 1); /* b still has it */
+
+    struct outcome o = {0};
+    struct hrd_work *w = work(HRD_WORK_COPY, (struct hrk_fold){.in = HRP_U8, .out = HRP_U8}, BYTES, &o);
+    source(w, (struct hrd_span){.base = (char *)(uintptr_t)b->device, .gpu = 0}, 0);
+    sink(w, host_span(arena), 0);
+    engine->table->submit(engine, w);
+    for (int i = 0; i < 3 && !o.done; i++)
+        turn();
+    CHECK(!o.done); /* copies are slow */
+    kill(x.pid, SIGKILL);
+    waitpid(x.pid, NULL, 0);
+    finish(&o);
+    CHECK(!o.failed);
+    for (uint64_t i = 0; i < BYTES; i++)
+        CHECK((unsigned char)arena[i] == (unsigned char)(i * 31 + 7));
+    free(w);
+    hrd_gpus_close(gpus, 7, 9, b->import);
+    free(answer(HRD_GPU_CLOSED));
+    CHECK(calls("IpcCloseMemHandle") == closed + 2);
+    free(a);
+    free(b);
+    free(other);
+    close_world();
+}
+
+/* No context before the first import, none some time after the last; then all over again. */
+static void idle(void)
+{
+    open_world(50, 4 * MIB);
+    CHECK(calls("DevicePrimaryCtxRetain") == 0 && calls("MemHostRegister") == 0);
+    for (int round = 1; round <= 2; round++) {
+        struct buffer b;
+        buffer_open(&b, 1);
+        fill(&b, false);
+        uint64_t pinned = 0;
+        struct hrd_gpu_info info;
+        CHECK(hrd_gpus_info(gpus, &info, 1, &pinned) == 1 && info.up && info.imports == 1 &&
+              info.import_bytes == BYTES && pinned == 2 * BYTES + 4 * MIB);
+        buffer_close(&b);
+        double end = now_s() + LIMIT_S;
+        do {
+            nap();
+            CHECK(hrd_gpus_info(gpus, &info, 1, &pinned) == 1 && now_s() < end);
+        } while (info.up || calls("DevicePrimaryCtxRelease") < (unsigned)round);
+        CHECK(pinned == 0 && info.imports == 0);
+    }
+    close_world();
+}
+
+static void out_of_memory(void)
+{
+    setenv("FAKE_CUDA_FAIL", "DevicePrimaryCtxRetain=2@2,MemHostRegister=2@1,StreamCreateWithPriority=2@2",
+           1);
+    open_world(60000, 4 * MIB);
+    registrations_refused = 1;
+    static const char *const words[] = {"context cannot be made", "LimitMEMLOCK=", "streams for copies"};
+    for (int i = 0; i < 3; i++) {
+        hrg_ptr ptr;
+        OK(drv->CtxSetCurrent(job_ctx(0)));
+        struct hrd_gpu_source s = vmm_source(0, &ptr, 4 * MIB, 2);
+        struct hrd_gpu_event *ev = import(&s);
+        if (ev->import || !strstr(ev->text, words[i]))
+            fprintf(stderr, "%d: %s\n", i, ev->text);
+        CHECK(!ev->import && strstr(ev->text, words[i]));
+        free(ev);
+    }
+    struct buffer b;
+    buffer_open(&b, 0); /* and then it works */
+    buffer_close(&b);
+    close_world();
+}
+
+static void switched_off(void)
+{
+    struct hrd_gpus_config cfg = {.off = true, .node_name = "here"};
+    gpus = hrd_gpus_new(&cfg);
+    struct hrd_gpu_source s = {.uid = 1, .msg = {.bytes = 4096, .kind = HRP_GPU_LEGACY}};
+    struct hrd_gpu_event *ev = import(&s);
+    CHECK(!ev->import && strstr(ev->text, "gpu = off"));
+    free(ev);
+    hrd_gpus_stop(gpus);
+    hrd_gpus_free(gpus);
+    cfg.off = false;
+    setenv("HREDUCE_CUDA_LIBRARY", "/nowhere/libcuda.so.1", 1);
+    gpus = hrd_gpus_new(&cfg);
+    ev = import(&s);
+    CHECK(!ev->import && strstr(ev->text, "cannot be loaded"));
+    free(ev);
+    hrd_gpus_stop(gpus);
+    hrd_gpus_free(gpus);
+}
+
+struct body {
+    void (*run)(void);
+};
+
+static void in_child(void **state)
+{
+    const struct body *b = *state;
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(5 * LIMIT_S);
+        b->run();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+#define TEST(fn)                                          \
+    {                                                     \
+        "test_" #fn, in_child, NULL, NULL, &(struct body) \
+        {                                                 \
+            fn                                            \
+        }                                                 \
+    }
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(folds),         TEST(copies),         TEST(hanging_pair), TEST(nan_fill), TEST(crowded),
+        TEST(failing_calls), TEST(failing_trials), TEST(lost_device),  TEST(refusals), TEST(shared_import),
+        TEST(idle),          TEST(out_of_memory),  TEST(switched_off),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
