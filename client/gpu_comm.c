@@ -105,10 +105,8 @@ static void warn_connections(void)
     if (v == NULL || (strcmp(v, "1") != 0 && strcmp(v, "2") != 0) || atomic_flag_test_and_set(&said))
         return;
     hcl_log(HCLIENT_LOG_WARN,
-            "CUDA_DEVICE_MAX_CONNECTIONS is %s: while one stream waits for a collective, %s the other "
-            "streams of this "
-            "process stand still. Set it to 8 or more, or config.stream_wait to HCLIENT_WAIT_LATER and call "
-            "hclient_stream_wait() where the result is needed",
+            "CUDA_DEVICE_MAX_CONNECTIONS is %s: while one stream waits for a collective, %s the other streams of this "
+            "process stand still. Set it to 8 or more",
             v, strcmp(v, "1") == 0 ? "all" : "half of");
 }
 

@@ -307,8 +307,15 @@ typedef struct {
  * Collectives. Counts are elements; any alignment; a pointer may be NULL only when count is 0. Buffers belong
  * to the library until the op is waited for: the input must not change, the output is undefined (also after
  * an op that failed). Input and output may be the same memory only as NCCL allows it (each call says how); any
- * other overlap is refused. stream: must be NULL for host buffers. op: NULL, or receives the handle. Counts
- * whose bytes in all exceed 2^62 are refused. GPU buffers get HCLIENT_UNSUPPORTED in this version.
+ * other overlap is refused. op: NULL, or receives the handle. Counts whose bytes in all exceed 2^62 are refused.
+ *
+ * GPU buffers (CUDA device or managed memory; all buffers of a call on this rank, other ranks may use host memory): stream is
+ * the CUstream or cudaStream_t in whose order the op runs, NULL the legacy default stream. The call only enqueues: work put
+ * into the stream before it is done before the input is read, work put there after it sees the output. A capturing stream is
+ * refused (HCLIENT_UNSUPPORTED), and its capture goes on. Needs a driver for CUDA 11.7 or newer. A failed op lets the stream
+ * go on; hclient_wait(), hclient_comm_wait() and, when the communicator failed, hclient_comm_get_async_error() tell. A call
+ * waits for a free slot until a stream has passed the op HCLIENT_MAX_OPS before it. Synchronize streams before
+ * hclient_comm_destroy(). Host buffers: stream must be NULL.
  */
 
 /* recv[i] = redop over all ranks' send[i], i < count. In place: recv == send. */
