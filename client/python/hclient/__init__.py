@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""hreduce from Python: collectives through the node's hreduced daemon, on host memory.
+"""hreduce from Python: collectives through the node's hreduced daemon, on host memory and on torch's CUDA tensors.
 
     import hclient
     comm = hclient.Comm.from_name("grads")      # under torchrun, mpirun or srun
     comm.all_reduce(array)                      # in place; numpy array, torch CPU tensor, array.array, ...
     op = comm.all_reduce(tensor, op="avg", wait=False)
     op.wait()
+
+On CUDA tensors a call only enqueues, in the order of torch's current stream: what comes after it in that stream sees the
+result, and wait=True does not block the processor (Op.wait() does). A failed op shows in Op.done(), Comm.wait() or
+Comm.error().
 
 The module needs nothing but ctypes and libhclient.so.0, which it looks for in HREDUCE_LIBRARY (a path), in
 build/ of the checkout it lies in (HREDUCE_BUILD names another build directory), and where the system keeps its
@@ -16,6 +20,7 @@ What each call guarantees is written in hclient.h; the rules are the same here.
 import ctypes
 import ctypes.util
 import os
+import sys
 import weakref
 
 __all__ = ["Comm", "Error", "Op", "SharedBuffer", "get_unique_id", "library"]
@@ -229,6 +234,8 @@ def _config(
 class _View:
     """Address, length and element type of something that holds numbers, and what keeps it alive."""
 
+    stream = None  # of a tensor on a GPU: the current one
+
     def __init__(self, thing, writable):
         if hasattr(thing, "data_ptr") and hasattr(thing, "is_contiguous"):
             self._from_tensor(thing)
@@ -245,6 +252,10 @@ class _View:
         self.count = tensor.numel()
         self.address = tensor.data_ptr() if self.count else None
         self.owner = tensor
+        if getattr(tensor, "is_cuda", False):
+            # The caching allocator must not give the memory to another stream before this one has passed the op.
+            self.stream = sys.modules["torch"].cuda.current_stream(tensor.device)
+            tensor.record_stream(self.stream)
 
     def _from_buffer(self, thing, writable):
         view = memoryview(thing)
@@ -363,10 +374,13 @@ class Comm:
 
     def _post(self, wait, name, keep, *args):
         op = _Op()
-        _call(name, self._handle, *args, None, ctypes.byref(op))
+        stream = keep[-1].stream if keep else None
+        _call(name, self._handle, *args, stream.cuda_stream if stream else None, ctypes.byref(op))
         posted = Op(op, keep)
         if not wait:
             return posted
+        if stream:
+            return None  # whoever looks at the result does so in the stream
         posted.wait()
         return None
 
@@ -392,7 +406,7 @@ class Comm:
         """buffer becomes root's, in place."""
         view = _View(buffer, True)
         return self._post(
-            wait, "hclient_broadcast", view, view.address, view.address, view.count, view.dtype, root
+            wait, "hclient_broadcast", (view,), view.address, view.address, view.count, view.dtype, root
         )
 
     def reduce_scatter(self, send, recv, op="sum", wait=True):

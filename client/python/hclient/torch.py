@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A communication hook for DistributedDataParallel on CPU tensors.
+"""A communication hook for DistributedDataParallel, on CPU and CUDA tensors.
 
     comm = hclient.Comm.from_name("ddp")
     model = DistributedDataParallel(module)
@@ -8,8 +8,12 @@
 Each bucket of gradients is averaged by hreduce, in place, while backward goes on with the next. An op that
 failed makes backward() raise, so that no optimizer step is made with what is in the bucket. The process
 group of DDP (gloo) is still needed for what DDP does beside: checking parameters and broadcasting buffers.
+
+On CUDA tensors nothing waits on the processor: the ops run on a stream of their own beside backward, and what DDP does next
+is ordered behind them on the GPU. An op that failed is therefore noticed at the next bucket, which raises.
 """
 
+import collections
 import queue
 import threading
 import weakref
@@ -17,6 +21,7 @@ import weakref
 import torch
 
 _waiters = weakref.WeakKeyDictionary()
+_streams = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -52,12 +57,44 @@ def _waiter_of(comm):
         return waiter
 
 
+class _Stream:
+    """The stream of a communicator's ops on one device, and those not known to be over."""
+
+    def __init__(self, device):
+        self.stream = torch.cuda.Stream(device)
+        self.ops = collections.deque()
+
+    def check(self, comm):
+        """Raises for an op, or the communicator, that failed."""
+        error = comm.error()
+        if error is not None:
+            raise error
+        while self.ops and self.ops[0].done():
+            self.ops.popleft()
+
+
+def _on_gpu(comm, tensor):
+    with _lock:
+        side = _streams.setdefault(comm, {}).setdefault(tensor.device, None)
+        if side is None:
+            side = _streams[comm][tensor.device] = _Stream(tensor.device)
+    side.check(comm)
+    side.stream.wait_stream(torch.cuda.current_stream(tensor.device))
+    future = torch.futures.Future(devices=[tensor.device])
+    with torch.cuda.stream(side.stream):
+        side.ops.append(comm.all_reduce(tensor, op="avg", wait=False))
+        future.set_result(tensor)  # remembers this stream's place, which whoever uses the value waits for
+    return future
+
+
 def allreduce_hook(comm, bucket):
     """For register_comm_hook(): averages the bucket over the ranks of comm. The future that is returned
     completes with the bucket's own tensor."""
     tensor = bucket.buffer()
+    if tensor.device.type == "cuda":
+        return _on_gpu(comm, tensor)
     if tensor.device.type != "cpu":
-        raise TypeError(f"the gradients are on {tensor.device}; GPU buffers are not built yet, only the CPU's")
+        raise TypeError(f"the gradients are on {tensor.device}; hreduce takes those of CPUs and CUDA GPUs")
     op = comm.all_reduce(tensor, op="avg", wait=False)
     future = torch.futures.Future()
 
