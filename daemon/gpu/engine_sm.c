@@ -277,14 +277,17 @@ static unsigned log2_of(uint64_t v)
     return v ? 63u - (unsigned)__builtin_clzll(v) : 0;
 }
 
-/* What a launch took beyond the shortest of its size, it waited for the multiprocessors. */
+/* What a launch took beyond the shortest of its size, it waited for the multiprocessors. A job that computes makes every
+   launch wait; one alone that did has met something else. */
 static void measure(struct sm_part *p, const struct sm_lane *l, const struct sm_entry *entry, uint64_t now)
 {
     uint64_t began = entry->queued_ns > l->over_ns ? entry->queued_ns : l->over_ns;
     uint64_t took = now > began ? now - began : 0, *best = &p->best_ns[log2_of(entry->bytes)];
     if (*best == 0 || took < *best)
         *best = took;
-    p->waited_ns = (3 * p->waited_ns + (took - *best)) / 4;
+    uint64_t wait = took - *best, least = wait < p->last_wait_ns ? wait : p->last_wait_ns;
+    p->last_wait_ns = wait;
+    p->waited_ns = (3 * p->waited_ns + least) / 4;
     p->measured_ns = now;
 }
 

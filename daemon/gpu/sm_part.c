@@ -175,8 +175,13 @@ static hrg_result load_kernels(struct sm_part *p, const void *image)
 {
     const struct hrg_driver *drv = p->dev->drv;
     hrg_result r = drv->ModuleLoadData(&p->module, image);
-    for (int k = 0; k < HRG_NKERNELS && r == HRG_SUCCESS; k++)
+    for (int k = 0; k < HRG_NKERNELS && r == HRG_SUCCESS; k++) {
+        int registers;
         r = drv->ModuleGetFunction(&p->function[k], p->module, hrg_kernel_name[k]);
+        /* The driver loads a kernel when it is first needed: that is now, not in the middle of an op. */
+        if (r == HRG_SUCCESS)
+            r = drv->FuncGetAttribute(&registers, HRG_FUNC_NUM_REGS, p->function[k]);
+    }
     return r;
 }
 

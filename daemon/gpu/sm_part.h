@@ -56,8 +56,9 @@ struct sm_part {
     pthread_cond_t more;
     _Atomic bool asleep, stop;
     /* the agent's: */
-    uint64_t best_ns[64];            /* shortest time seen, by the logarithm of bytes */
-    uint64_t waited_ns, measured_ns; /* smoothed; when that was */
+    uint64_t best_ns[64];             /* shortest time seen, by the logarithm of bytes */
+    uint64_t last_wait_ns, waited_ns; /* of the last launch; smoothed */
+    uint64_t measured_ns;             /* when that was */
     struct {
         uintptr_t page;
         uint64_t delta; /* device address minus ours */

@@ -18,10 +18,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "proto/types.h"
 
 #define KIB UINT64_C(1024)
+#define EXIT_SKIP 77 /* of a rank that finds no GPU */
 
 static const uint64_t default_sizes[] = {KIB,           4 * KIB,       16 * KIB,     64 * KIB,
                                          256 * KIB,     KIB *KIB,      4 * KIB *KIB, 16 * KIB *KIB,
@@ -149,6 +151,8 @@ static int print(const struct cmp_options *o, const struct cmp_page *page)
     int wrong = 0;
     printf("\n%s: %u nodes x %u ranks, overlap = %s%s\n", o->label, o->nodes, o->ranks_a_node, o->overlap,
            o->busy ? ", GPUs filled by the job's kernels" : "");
+    if (page->nccl_why[0])
+        printf("without NCCL: %s\n", page->nccl_why);
     printf("path: %s\n\n", page->path);
     printf("| type | bytes | NCCL us | hreduce us | NCCL/hreduce | NCCL back to back | hreduce | ratio | "
            "wrong: NCCL | hreduce |\n"
@@ -192,6 +196,11 @@ int main(int argc, char **argv)
     if (status < 0)
         fprintf(stderr, "compare: %s\n", err);
     /* What was measured before a failure is worth printing too. */
+    if (job && WIFEXITED(hpf_job_status(job, 0)) && WEXITSTATUS(hpf_job_status(job, 0)) == EXIT_SKIP) {
+        hpf_job_free(job);
+        (void)hpf_cluster_free(cluster, err, sizeof(err));
+        return EXIT_SKIP;
+    }
     if (job) {
         print_csv(&o, hpf_job_shared(job));
         status = print(&o, hpf_job_shared(job)) || status < 0;

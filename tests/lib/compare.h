@@ -47,6 +47,8 @@ struct cmp_page {
     _Atomic uint64_t wrong;
     _Atomic uint64_t busy_launches; /* of the job's kernels, ended */
     _Atomic uint32_t failed;
+    _Atomic uint32_t without_nccl; /* some rank could not join it */
+    char nccl_why[256];
     /* rank 0's: */
     double busy_rate[3]; /* a second: alone, beside NCCL, beside hreduce */
     unsigned nrows;

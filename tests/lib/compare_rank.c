@@ -43,6 +43,7 @@ struct rank {
     const struct cmp_options *o;
     struct gj_gpu gpu;
     struct nccl nccl;
+    bool nccl_on; /* on all ranks alike */
     hclient_comm_t comm;
     uint64_t send, recv; /* device */
     uint8_t *piece;      /* pinned, PIECE bytes */
@@ -59,19 +60,27 @@ static int fail(struct rank *r, const char *what, const char *why)
     return hpf_rank_fail(r->me, "%s: %s", what, why);
 }
 
+/* Without NCCL there is still something to measure: all ranks go on without it. */
+static int lack_nccl(struct rank *r, const char *what, const char *why)
+{
+    if (atomic_fetch_add(&r->page->without_nccl, 1) == 0)
+        snprintf(r->page->nccl_why, sizeof(r->page->nccl_why), "rank %u: %s: %s", r->me->rank, what, why);
+    return 1;
+}
+
 static int load_nccl(struct rank *r)
 {
     const char *name = getenv("HREDUCE_NCCL");
     void *lib = dlopen(name ? name : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!lib)
-        return fail(r, "NCCL", dlerror());
+        return lack_nccl(r, "loading it", dlerror());
     static const char *const symbol[] = {"ncclGetUniqueId", "ncclCommInitRank", "ncclAllReduce",
                                          "ncclCommDestroy", "ncclGetErrorString"};
     void **slot[] = {(void **)&r->nccl.get_unique_id, (void **)&r->nccl.comm_init_rank,
                      (void **)&r->nccl.all_reduce, (void **)&r->nccl.comm_destroy, (void **)&r->nccl.error};
     for (unsigned i = 0; i < sizeof(symbol) / sizeof(symbol[0]); i++)
         if (!(*slot[i] = dlsym(lib, symbol[i])))
-            return fail(r, "NCCL lacks", symbol[i]);
+            return lack_nccl(r, "it has no", symbol[i]);
     return 0;
 }
 
@@ -117,30 +126,45 @@ static void set_overlap(hclient_comm_config_t *config, const char *overlap)
                                                         : HCLIENT_OVERLAP_AUTO;
 }
 
-static int join(struct rank *r)
+/* Every rank takes part in every step, or none does: NCCL waits for all of them. */
+static int join_nccl(struct rank *r)
 {
     struct cmp_page *p = r->page;
     struct nccl_id id = {{0}};
-    hclient_comm_config_t config = HCLIENT_COMM_CONFIG_INITIALIZER;
-    if (!r->o->no_nccl && load_nccl(r))
-        return 1;
-    if (r->me->rank == 0) {
-        if (hclient_get_unique_id(&p->id) != HCLIENT_OK)
-            return hreduce_fail(r, "hclient_get_unique_id");
-        if (!r->o->no_nccl && r->nccl.get_unique_id(&id) != 0)
-            return fail(r, "NCCL", "no unique id");
+    if (!r->o->no_nccl && load_nccl(r) == 0 && r->me->rank == 0 && r->nccl.get_unique_id(&id) != 0)
+        lack_nccl(r, "ncclGetUniqueId", "failed");
+    if (r->me->rank == 0)
         memcpy(p->nccl_id, &id, sizeof(id));
+    if (!barrier(r))
+        return 1;
+    r->nccl_on = !r->o->no_nccl && !atomic_load(&p->without_nccl);
+    if (r->nccl_on) {
+        memcpy(&id, p->nccl_id, sizeof(id));
+        int err = r->nccl.comm_init_rank(&r->nccl.comm, (int)r->me->nranks, id, (int)r->me->rank);
+        if (err)
+            lack_nccl(r, "ncclCommInitRank", r->nccl.error(err));
     }
     if (!barrier(r))
         return 1;
-    memcpy(&id, p->nccl_id, sizeof(id));
+    r->nccl_on = r->nccl_on && !atomic_load(&p->without_nccl);
+    return 0;
+}
+
+static int join(struct rank *r)
+{
+    struct cmp_page *p = r->page;
+    hclient_comm_config_t config = HCLIENT_COMM_CONFIG_INITIALIZER;
+    if (join_nccl(r))
+        return 1;
+    if (r->me->rank == 0 && hclient_get_unique_id(&p->id) != HCLIENT_OK)
+        return hreduce_fail(r, "hclient_get_unique_id");
+    if (!barrier(r))
+        return 1;
     set_overlap(&config, r->o->overlap);
     if (hclient_comm_init_rank_config(&r->comm, (int)r->me->nranks, p->id, (int)r->me->rank, &config) !=
         HCLIENT_OK)
         return hreduce_fail(r, "hclient_comm_init_rank");
-    int err =
-        r->o->no_nccl ? 0 : r->nccl.comm_init_rank(&r->nccl.comm, (int)r->me->nranks, id, (int)r->me->rank);
-    return err ? fail(r, "ncclCommInitRank", r->nccl.error(err)) : 0;
+    return 0;
 }
 
 /* ---- values -------------------------------------------------------------------------------------------------------- */
@@ -262,7 +286,7 @@ static int measure(struct rank *r, struct cmp_row *row)
 {
     double us[CMP_CONTENDERS][MAX_OPS], group[CMP_CONTENDERS][3];
     const unsigned ops = row->bytes <= 1 << 20 ? MAX_OPS : row->bytes <= 16 << 20 ? 25 : 9;
-    const unsigned first = r->o->no_nccl ? CMP_HREDUCE : CMP_NCCL, many = row->bytes <= 4 << 20 ? 50 : 10;
+    const unsigned first = r->nccl_on ? CMP_NCCL : CMP_HREDUCE, many = row->bytes <= 4 << 20 ? 50 : 10;
     const uint64_t seed = row->bytes * 31 + row->type;
     double ignored;
     fill(r, row->type, row->bytes, seed);
@@ -343,7 +367,7 @@ static int start_busy(struct rank *r)
     if (pthread_create(&r->busy_thread, NULL, busy_thread, r))
         return fail(r, "busy", "cannot start a thread");
     usleep(100000);
-    if (busy_window(r, -1, &rate[0]) || (!r->o->no_nccl && busy_window(r, CMP_NCCL, &rate[1])) ||
+    if (busy_window(r, -1, &rate[0]) || (r->nccl_on && busy_window(r, CMP_NCCL, &rate[1])) ||
         busy_window(r, CMP_HREDUCE, &rate[2]))
         return 1;
     if (r->me->rank == 0)

@@ -529,7 +529,7 @@ static void wait_body(void)
     }
     /* The fake's first launches are as late as the others, so the shortest is made to look as it would on a GPU. */
     const uint64_t usual = engine->table->waited(engine, 0xf);
-    for (unsigned i = 0; i < 4; i++) {
+    for (unsigned i = 0; i < 3 * NGPUS; i++) { /* they take turns */
         engine->table->submit(engine, plain(100, &o));
         nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL); /* the word is seen this much later */
         wait_for(&o, 21 + i);
