@@ -194,7 +194,26 @@ static uint64_t agent_age_ms(const struct service *s)
     return beat < now ? (now - beat) / 1000000 : 0;
 }
 
+static void enter(struct service *s, enum stop_phase phase)
+{
+    s->phase = phase;
+    s->phase_since_ms = uv_now(&s->loop);
+}
+
 /* ---- timers ----------------------------------------------------------------------------------------------- */
+
+/* A context that is lost comes back with a new process alone. Jobs get errors from it meanwhile, so the first moment without
+   any is taken; Restart= of the unit does the rest. */
+static void leave_lost_gpu(struct service *s)
+{
+    const char *why = hrd_gpus_lost(s->d.gpus);
+    if (!why || s->phase != RUNNING || hrd_sessions_live(&s->d) > 0)
+        return;
+    hrd_error("no job is connected: the daemon ends to be started again, because %s", why);
+    s->exit_status = 1;
+    enter(s, STOPPED);
+    uv_stop(&s->loop);
+}
 
 static void on_tick(uv_timer_t *timer)
 {
@@ -205,6 +224,7 @@ static void on_tick(uv_timer_t *timer)
     uint64_t age = agent_age_ms(s);
     if (age > AGENT_STALE_MS && hrd_log_allowed(&s->stale_log, 1, 60000, NULL))
         hrd_error("the agent has not turned for %" PRIu64 " ms: operations stand still", age);
+    leave_lost_gpu(s);
 }
 
 /* The agent's heartbeat feeds the watchdog: a loop that runs beside a stuck agent serves nobody. */
@@ -264,12 +284,6 @@ static void on_sighup(uv_signal_t *handle, int signum)
 }
 
 /* ---- stop ------------------------------------------------------------------------------------------------- */
-
-static void enter(struct service *s, enum stop_phase phase)
-{
-    s->phase = phase;
-    s->phase_since_ms = uv_now(&s->loop);
-}
 
 static void fail_comm(struct hrd_daemon *d, uint64_t comm)
 {

@@ -185,6 +185,8 @@ static int bring_up(struct gpu *g, char *why, size_t len)
     }
     hrd_gpu_pairs_verify(g);
     size_t after = free_memory(d);
+    if (after == 0)
+        after = before;
     pthread_mutex_lock(&g->gpus->lock);
     g->device_bytes = before > after ? before - after : 0;
     pthread_mutex_unlock(&g->gpus->lock);

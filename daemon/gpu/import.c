@@ -27,10 +27,13 @@ void hrd_gpu_source_drop(struct hrd_gpu_source *source)
     source->part_bytes = NULL;
 }
 
-static int refuse(const struct gpu *g, hrg_result rc, const char *call, const char *remedy, char *why,
-                  size_t len)
+static int refuse(struct gpu *g, hrg_result rc, const char *call, const char *remedy, char *why, size_t len)
 {
     char error[128], name[160];
+    if (hrg_error_is_sticky(rc)) {
+        hrd_gpu_failed(g->gpus, &g->dev, rc, call, why, len);
+        return -1;
+    }
     snprintf(why, len, "%s: %s says %s%s%s", hrd_gpu_name(&g->dev, name, sizeof(name)), call,
              hrg_error_text(g->dev.drv, rc, error, sizeof(error)), remedy ? "; " : "", remedy ? remedy : "");
     return -1;

@@ -40,6 +40,8 @@ static double now_s(void)
 static int failed(const struct trial *t, hrg_result rc, const char *what, char *why, size_t len)
 {
     char error[128];
+    if (hrg_error_is_sticky(rc))
+        hrd_gpu_failed(t->a->gpus, &t->a->dev, rc, what, why, len);
     snprintf(why, len, "%s: %s", what, hrg_error_text(t->drv, rc, error, sizeof(error)));
     return -1;
 }
