@@ -111,6 +111,33 @@ static void unmap_parts(struct gpu *g, const struct hrd_gpu_source *source, hrg_
     }
 }
 
+/*
+ * Peer access between contexts covers what cuMemAlloc gives; a mapping of cuMemMap is reached by the devices that are named
+ * here. Kernels of every GPU that could be of use are to reach it, the ones that come up later too, so all that can are
+ * named. Where the driver takes only the owner, that is enough for the copy engines.
+ */
+static hrg_result allow_access(struct gpu *g, hrg_ptr ptr, uint64_t bytes)
+{
+    const struct hrg_driver *drv = g->dev.drv;
+    struct hrg_mem_access access[HRD_GPUS_MAX] = {
+        {.location = {.type = HRG_LOCATION_DEVICE, .id = g->dev.dev}, .flags = HRG_ACCESS_READWRITE}};
+    size_t count = 1;
+    int ndevices = 0;
+    (void)drv->DeviceGetCount(&ndevices);
+    for (int i = 0; i < ndevices && count < HRD_GPUS_MAX; i++) {
+        hrg_device dev;
+        int there = 0, back = 0;
+        if (drv->DeviceGet(&dev, i) != HRG_SUCCESS || dev == g->dev.dev ||
+            drv->DeviceCanAccessPeer(&there, dev, g->dev.dev) != HRG_SUCCESS ||
+            drv->DeviceCanAccessPeer(&back, g->dev.dev, dev) != HRG_SUCCESS || !there || !back)
+            continue;
+        access[count] = access[0];
+        access[count++].location.id = dev;
+    }
+    hrg_result rc = drv->MemSetAccess(ptr, bytes, access, count);
+    return rc == HRG_SUCCESS || count == 1 ? rc : drv->MemSetAccess(ptr, bytes, access, 1);
+}
+
 static int map_vmm(struct gpu *g, struct hrd_gpu_source *source, hrg_ptr *ptr, char *why, size_t len)
 {
     const struct hrg_driver *drv = g->dev.drv;
@@ -126,9 +153,7 @@ static int map_vmm(struct gpu *g, struct hrd_gpu_source *source, hrg_ptr *ptr, c
         at += source->part_bytes[i];
     }
     if (i == msg->nparts) {
-        struct hrg_mem_access access = {.location = {.type = HRG_LOCATION_DEVICE, .id = g->dev.dev},
-                                        .flags = HRG_ACCESS_READWRITE};
-        rc = drv->MemSetAccess(*ptr, msg->bytes, &access, 1);
+        rc = allow_access(g, *ptr, msg->bytes);
         if (rc == HRG_SUCCESS)
             return 0;
         refuse(g, rc, "cuMemSetAccess", NULL, why, len);

@@ -129,6 +129,8 @@ struct fake_alloc {
     ino_t inode;   /* imports and exports */
     struct fake_vmm *vmm;
     bool accessible; /* VMM: cuMemSetAccess was called */
+    uint64_t
+        reach; /* VMM: bit a device (index) that it named: kernels elsewhere fault, whatever peers may do */
 };
 
 extern pthread_mutex_t

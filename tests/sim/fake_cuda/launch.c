@@ -42,6 +42,13 @@ static size_t parameter_bytes(const char *name)
     return 0;
 }
 
+static bool reaches(const struct hrg_ctx_st *ctx, const struct fake_alloc *a)
+{
+    if (a->kind == FAKE_VMM)
+        return a->reach >> ctx->index & 1;
+    return a->index < 0 || a->index == ctx->index || (atomic_load(&ctx->peers) >> a->index & 1);
+}
+
 /* Device addresses in the parameter become this process's: words that carry the tag and lie in an allocation. False: one
    lies on a device that this context has no access to. */
 static bool translate(struct launch *launch, size_t bytes)
@@ -55,8 +62,7 @@ static bool translate(struct launch *launch, size_t bytes)
         const struct fake_alloc *a = fake_find(*word, 1);
         if (a != NULL) {
             *word &= ~FAKE_TAG;
-            reachable = reachable && (a->index < 0 || a->index == launch->ctx->index ||
-                                      (atomic_load(&launch->ctx->peers) >> a->index & 1));
+            reachable = reachable && reaches(launch->ctx, a);
         }
         pthread_mutex_unlock(&fake_lock);
     }

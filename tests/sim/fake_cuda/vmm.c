@@ -212,7 +212,8 @@ static bool is_vmm(const struct fake_alloc *a)
 }
 
 /* Whole mappings from ptr on, one after the other. */
-static hrg_result each(hrg_ptr ptr, size_t bytes, bool unmap)
+/* reach: devices that get access; 0: unmap. */
+static hrg_result each(hrg_ptr ptr, size_t bytes, uint64_t reach)
 {
     hrg_result r = HRG_SUCCESS;
     for (size_t at = 0; at < bytes && r == HRG_SUCCESS;) {
@@ -222,7 +223,7 @@ static hrg_result each(hrg_ptr ptr, size_t bytes, bool unmap)
             r = HRG_ERROR_INVALID_VALUE;
         } else {
             at += a->bytes;
-            if (unmap) {
+            if (reach == 0) {
                 fake_alloc_take(fake_base(a), is_vmm);
                 (void)mmap(a->host, a->bytes, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -231,6 +232,7 @@ static hrg_result each(hrg_ptr ptr, size_t bytes, bool unmap)
             } else {
                 mprotect(a->host, a->bytes, PROT_READ | PROT_WRITE);
                 a->accessible = true;
+                a->reach = reach;
             }
         }
         pthread_mutex_unlock(&fake_lock);
@@ -243,15 +245,18 @@ FAKE_API hrg_result cuMemUnmap(hrg_ptr ptr, size_t bytes)
     FAKE_ENTER("MemUnmap", FAKE_UNSAFE);
     if (fake_current() != NULL)
         cuCtxSynchronize();
-    return each(ptr, bytes, true);
+    return each(ptr, bytes, 0);
 }
 
 FAKE_API hrg_result cuMemSetAccess(hrg_ptr ptr, size_t bytes, const struct hrg_mem_access *access, size_t n)
 {
     FAKE_ENTER("MemSetAccess", FAKE_UNSAFE);
-    for (size_t i = 0; i < n; i++)
+    uint64_t reach = 0;
+    for (size_t i = 0; i < n; i++) {
         if (access[i].location.type != HRG_LOCATION_DEVICE || access[i].location.id < 0 ||
             access[i].location.id >= fake.nvisible || access[i].flags != HRG_ACCESS_READWRITE)
             return HRG_ERROR_INVALID_VALUE;
-    return n > 0 ? each(ptr, bytes, false) : HRG_ERROR_INVALID_VALUE;
+        reach |= UINT64_C(1) << fake.visible[access[i].location.id];
+    }
+    return n > 0 ? each(ptr, bytes, reach) : HRG_ERROR_INVALID_VALUE;
 }
