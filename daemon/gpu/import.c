@@ -58,6 +58,11 @@ static int map_legacy(struct gpu *g, const struct hrp_msg_import_gpu *msg, hrg_p
     if (rc != HRG_SUCCESS)
         return refuse(g, rc, "cuIpcOpenMemHandle", CONTAINER, why, len);
     rc = drv->MemGetAddressRange(&base, &size, *ptr);
+    if (rc != HRG_SUCCESS) { /* of memory of another process some drivers say it only so */
+        rc = drv->PointerGetAttribute(&base, HRG_PTR_RANGE_START_ADDR, *ptr);
+        if (rc == HRG_SUCCESS)
+            rc = drv->PointerGetAttribute(&size, HRG_PTR_RANGE_SIZE, *ptr);
+    }
     if (rc == HRG_SUCCESS)
         rc = drv->PointerGetAttribute(&ordinal, HRG_PTR_DEVICE_ORDINAL, *ptr);
     if (rc == HRG_SUCCESS && ordinal == g->dev.dev && size - (size_t)(*ptr - base) >= msg->bytes)

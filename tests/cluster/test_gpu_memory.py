@@ -161,6 +161,17 @@ def test_refused_in_words():
         check(message.type == ERROR and "gpu = off" in message.text, message.text)
 
 
+def test_driver_that_hides_ranges():
+    """cuMemGetAddressRange refuses memory of another process: its size is found out all the same, and checked."""
+    gpu = Gpu()
+    with Daemon(config="dma_memory = 4M\n", env={"FAKE_CUDA_FAIL": "MemGetAddressRange=500"}) as daemon:
+        client = Client(daemon)
+        body = gpu.legacy(MIB)
+        number(client.ask(IMPORT_GPU, body))
+        message = client.ask(IMPORT_GPU, gpu.uuid + struct.pack("=Q", 64 * MIB) + gpu.legacy(MIB)[24:])
+        check(message.type == ERROR and "as the client says" in message.text, message.text)
+
+
 def test_parts_that_do_not_fit():
     gpu = Gpu()
     with daemon_with_gpus() as daemon:
