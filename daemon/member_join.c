@@ -22,7 +22,7 @@ static void way_release(struct hrd_daemon *d, struct way *w)
 static void way_dial(struct hrd_daemon *d, struct way *w)
 {
     w->token = hrd_member_id(d);
-    hrd_peer_dial(d, w->token, w->addr, w->naddrs, w->expect, w->expect_len);
+    hrd_peer_dial(d, hrd_member_dialed, w->token, w->addr, w->naddrs, w->expect, w->expect_len);
 }
 
 static void way_take(struct hrd_daemon *d, struct join *j)

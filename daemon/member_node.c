@@ -202,7 +202,8 @@ static bool connect_node(struct hrd_daemon *d, const struct lcomm *c, struct lno
     if (n->no == 0) {
         if (n->token == 0 && now >= n->retry_at && hrd_peer_dials(d, n->id.instance)) {
             n->token = hrd_member_id(d);
-            hrd_peer_dial(d, n->token, n->id.addr, n->id.naddrs, n->id.instance, sizeof(n->id.instance));
+            hrd_peer_dial(d, hrd_member_dialed, n->token, n->id.addr, n->id.naddrs, n->id.instance,
+                          sizeof(n->id.instance));
         }
         return false;
     }

@@ -38,12 +38,17 @@ bool hrd_peer_info(struct hrd_daemon *d, uint32_t no, struct hrd_peer_info *out)
    becomes lost, later, from the loop. */
 void hrd_peer_send(struct hrd_daemon *d, uint32_t no, const struct hrp_peer_msg *msg);
 
+/* status HRP_OK: no is connected. Otherwise why is a sentence without a full stop; HRP_PEER_LOST is worth
+   another try, any other status is not. */
+typedef void hrd_peer_dialed(struct hrd_daemon *d, uint64_t token, uint32_t status, uint32_t no,
+                             const char *why);
 /*
  * Tries each address once, in order, until one leads to a daemon whose instance id begins with the
- * `expect_len` bytes at `expect` (0: any but this one); answered by hrd_member_dialed(token).
+ * `expect_len` bytes at `expect` (0: any but this one); answered by dialed(token) from the loop, unless the daemon
+ * stops before.
  */
-void hrd_peer_dial(struct hrd_daemon *d, uint64_t token, const struct hrp_addr *addr, unsigned naddrs,
-                   const uint8_t *expect, unsigned expect_len);
+void hrd_peer_dial(struct hrd_daemon *d, hrd_peer_dialed *dialed, uint64_t token, const struct hrp_addr *addr,
+                   unsigned naddrs, const uint8_t *expect, unsigned expect_len);
 /* What a communicator wants of its links. */
 struct hrd_link_want {
     uint8_t transport; /* as in struct hrp_comm_config: 1 tcp and nothing else; others: verbs, or else tcp */
@@ -74,9 +79,7 @@ uint64_t hrd_peers_link_speed(struct hrd_daemon *d);
 
 /* ---- callbacks, implemented by member.c ------------------------------------------------------------------ */
 
-/* status HRP_OK: no is connected. Otherwise why is a sentence without a full stop; HRP_PEER_LOST is worth
-   another try, any other status is not. */
-void hrd_member_dialed(struct hrd_daemon *d, uint64_t token, uint32_t status, uint32_t no, const char *why);
+hrd_peer_dialed hrd_member_dialed;
 /* A control connection is up, whoever dialed it. */
 void hrd_member_peer_up(struct hrd_daemon *d, uint32_t no);
 /* A data link is up or settled (why NULL: ask again), or an attempt at one failed and may be made again. */

@@ -7,12 +7,13 @@
 
 #include "daemon/peer_impl.h"
 
-void hrd_peer_dial(struct hrd_daemon *d, uint64_t token, const struct hrp_addr *addr, unsigned naddrs,
-                   const uint8_t *expect, unsigned expect_len)
+void hrd_peer_dial(struct hrd_daemon *d, hrd_peer_dialed *dialed, uint64_t token, const struct hrp_addr *addr,
+                   unsigned naddrs, const uint8_t *expect, unsigned expect_len)
 {
     struct dial *dl = calloc(1, sizeof(*dl));
     if (!dl)
         abort();
+    dl->dialed = dialed;
     dl->token = token;
     dl->naddrs = naddrs < HRP_MAX_ADDRS ? naddrs : HRP_MAX_ADDRS;
     memcpy(dl->addr, addr, dl->naddrs * sizeof(addr[0]));
@@ -36,7 +37,7 @@ static void unlink_dial(struct hrd_peers *ps, struct dial *dl)
 void hrd_dial_answer(struct hrd_daemon *d, struct dial *dl, uint32_t status, uint32_t no, const char *why)
 {
     unlink_dial(d->peers, dl);
-    hrd_member_dialed(d, dl->token, status, no, why);
+    dl->dialed(d, dl->token, status, no, why);
     free(dl);
 }
 

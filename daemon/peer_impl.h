@@ -149,6 +149,7 @@ struct hrd_peer {
 
 struct dial {
     struct dial *next;
+    hrd_peer_dialed *dialed;
     uint64_t token;
     bool fresh; /* starts at the next turn of the loop */
     unsigned naddrs, at;

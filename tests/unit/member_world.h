@@ -185,9 +185,10 @@ static bool w_connect(int a, int b)
     return true;
 }
 
-void hrd_peer_dial(struct hrd_daemon *d, uint64_t token, const struct hrp_addr *addr, unsigned naddrs,
-                   const uint8_t *expect, unsigned expect_len)
+void hrd_peer_dial(struct hrd_daemon *d, hrd_peer_dialed *dialed, uint64_t token, const struct hrp_addr *addr,
+                   unsigned naddrs, const uint8_t *expect, unsigned expect_len)
 {
+    assert_ptr_equal(dialed, hrd_member_dialed);
     int me = w_index(d);
     uint32_t status = HRP_PEER_LOST, no = 0;
     const char *why = "connection refused";

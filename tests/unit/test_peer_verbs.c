@@ -74,7 +74,7 @@ static void begin(void)
     make(0, port);
     make(1, port);
     assert_int_equal(hrd_addr_parse("127.0.0.1", (uint16_t)(port + 1), &to), 0);
-    hrd_peer_dial(&d[0], 1, &to, 1, NULL, 0);
+    hrd_peer_dial(&d[0], hrd_member_dialed, 1, &to, 1, NULL, 0);
     for (int i = 0; i < 20000; i++) {
         turn();
         if (hrd_peer_find(&d[0], d[1].instance) && hrd_peer_find(&d[1], d[0].instance))
