@@ -51,7 +51,17 @@ enum hrd_event_type {
     HRD_EV_LINK_LOST,   /* peer, text: the link broke or broke the protocol; already closed */
     HRD_EV_LINK_GONE,   /* peer: answer to link_down; closed */
     HRD_EV_LINK_INTERRUPTED, /* peer, text, conn: the path failed; conn is lent until link_resume or link_down */
+    HRD_EV_PROBE,            /* token, status; probe (HRP_OK), or text: answer to hrd_agent_probe() */
     HRD_EV_SNAPSHOT,         /* snapshot: answer to hrd_agent_query(); free with hrd_snapshot_free() */
+};
+
+/* What a link can do, measured. */
+struct hrd_probe_result {
+    uint64_t rtt_ns, rtt_min_ns; /* of a frame without payload: median, least */
+    uint64_t bytes_per_s;        /* of data, on all streams, towards the peer */
+    uint32_t nstreams;
+    char transport[16];
+    char detail[160];
 };
 
 struct hrd_event {
@@ -63,6 +73,7 @@ struct hrd_event {
     uint64_t token;
     struct hrd_snapshot *snapshot;
     struct hrd_conn *conn;
+    struct hrd_probe_result probe;
     char text[HRP_COMM_TEXT];
     struct hrd_event *next;
 };
@@ -209,6 +220,9 @@ struct hrd_snapshot {
     struct hrd_snapshot_link *link;
 };
 
+/* Measures a link for about a third of a second; PROBE event with this token. Only towards a peer that knows how
+   (HRP_PEER_MINOR_ASK). A peer that does not answer leaves it unanswered until the link ends. */
+void hrd_agent_probe(struct hrd_agent *a, uint32_t link, uint64_t token);
 /* SNAPSHOT event with this token. */
 void hrd_agent_query(struct hrd_agent *a, uint64_t token);
 void hrd_snapshot_free(struct hrd_snapshot *s);

@@ -6,12 +6,23 @@
 #include "proto/status.h"
 
 static const char *const names[HRP_NFRAMES] = {
-    [HRP_FRAME_DATA] = "DATA",           [HRP_FRAME_EAGER] = "EAGER",
-    [HRP_FRAME_CREDIT] = "CREDIT",       [HRP_FRAME_WATERMARK] = "WATERMARK",
-    [HRP_FRAME_OP_REPORT] = "OP_REPORT", [HRP_FRAME_OP_ABORT] = "OP_ABORT",
-    [HRP_FRAME_OP_ACK] = "OP_ACK",       [HRP_FRAME_OP_FAILED] = "OP_FAILED",
-    [HRP_FRAME_OP_MARK] = "OP_MARK",     [HRP_FRAME_COMM_FAIL] = "COMM_FAIL",
-    [HRP_FRAME_COMM_MARK] = "COMM_MARK", [HRP_FRAME_RANK_LEFT] = "RANK_LEFT",
+    [HRP_FRAME_DATA] = "DATA",
+    [HRP_FRAME_EAGER] = "EAGER",
+    [HRP_FRAME_CREDIT] = "CREDIT",
+    [HRP_FRAME_WATERMARK] = "WATERMARK",
+    [HRP_FRAME_OP_REPORT] = "OP_REPORT",
+    [HRP_FRAME_OP_ABORT] = "OP_ABORT",
+    [HRP_FRAME_OP_ACK] = "OP_ACK",
+    [HRP_FRAME_OP_FAILED] = "OP_FAILED",
+    [HRP_FRAME_OP_MARK] = "OP_MARK",
+    [HRP_FRAME_COMM_FAIL] = "COMM_FAIL",
+    [HRP_FRAME_COMM_MARK] = "COMM_MARK",
+    [HRP_FRAME_RANK_LEFT] = "RANK_LEFT",
+    [HRP_FRAME_PROBE_OPEN] = "PROBE_OPEN",
+    [HRP_FRAME_PROBE_SLOT] = "PROBE_SLOT",
+    [HRP_FRAME_PROBE_PING] = "PROBE_PING",
+    [HRP_FRAME_PROBE_PONG] = "PROBE_PONG",
+    [HRP_FRAME_PROBE_CLOSE] = "PROBE_CLOSE",
 };
 
 const char *hrp_frame_name(unsigned type)
@@ -36,6 +47,12 @@ int hrp_frame_check(const struct hrp_frame *f)
     case HRP_FRAME_COMM_MARK:
     case HRP_FRAME_RANK_LEFT:
         return f->len != 0 ? -EPROTO : 0;
+    case HRP_FRAME_PROBE_OPEN:
+    case HRP_FRAME_PROBE_SLOT:
+    case HRP_FRAME_PROBE_PING:
+    case HRP_FRAME_PROBE_PONG:
+    case HRP_FRAME_PROBE_CLOSE:
+        return f->len != 0 || f->comm != 0 ? -EPROTO : 0;
     default:
         return f->len > HRP_FRAME_TEXT ? -EPROTO : 0;
     }

@@ -37,8 +37,17 @@ enum hrp_frame_type {
     HRP_FRAME_COMM_MARK =
         11, /* on every stream, behind the comm's last payload: the receiver may reuse its slots */
     HRP_FRAME_RANK_LEFT = 12, /* rank left the comm after its op `op`: no later op can complete */
-    HRP_NFRAMES = 13,
+    /* How fast a link is (hreducectl doctor), to a peer of minor version 2 or later. comm is 0, and so it is in the DATA
+       that goes into the slot. */
+    HRP_FRAME_PROBE_OPEN = 13,  /* give me a slot of HRP_PROBE_BYTES */
+    HRP_FRAME_PROBE_SLOT = 14,  /* slot; or status: there is none */
+    HRP_FRAME_PROBE_PING = 15,  /* op: number */
+    HRP_FRAME_PROBE_PONG = 16,  /* answers PING, and DATA of comm 0, with its number */
+    HRP_FRAME_PROBE_CLOSE = 17, /* all DATA was answered: the slot is free */
+    HRP_NFRAMES = 18,
 };
+
+#define HRP_PROBE_BYTES (UINT64_C(1) << 20)
 
 #define HRP_EAGER_SLOTS 8u
 

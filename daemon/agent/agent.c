@@ -37,6 +37,18 @@ static void wake_ready(struct hrd_pollable *p, uint32_t events)
         ;
 }
 
+void hrd_agent_emit_event(struct hrd_agent *a, struct hrd_event *ev)
+{
+    pthread_mutex_lock(&a->event_lock);
+    if (a->event_last)
+        a->event_last->next = ev;
+    else
+        a->event_first = ev;
+    a->event_last = ev;
+    pthread_mutex_unlock(&a->event_lock);
+    write_eventfd(a->event_fd);
+}
+
 void hrd_agent_emit(struct hrd_agent *a, enum hrd_event_type type, uint64_t sid, uint64_t comm, uint32_t id,
                     uint32_t status, const char *text)
 {
@@ -49,18 +61,6 @@ void hrd_agent_emit(struct hrd_agent *a, enum hrd_event_type type, uint64_t sid,
     if (text)
         snprintf(ev->text, sizeof(ev->text), "%s", text);
     hrd_agent_emit_event(a, ev);
-}
-
-void hrd_agent_emit_event(struct hrd_agent *a, struct hrd_event *ev)
-{
-    pthread_mutex_lock(&a->event_lock);
-    if (a->event_last)
-        a->event_last->next = ev;
-    else
-        a->event_first = ev;
-    a->event_last = ev;
-    pthread_mutex_unlock(&a->event_lock);
-    write_eventfd(a->event_fd);
 }
 
 struct hrd_event *hrd_agent_take_events(struct hrd_agent *a)
@@ -142,6 +142,7 @@ static void close_link(struct alink *l)
     l->link = NULL;
     if (link)
         link->tp->close(link);
+    hrd_probe_link_closed(l);
     hrd_arena_domain_close(l->a->arena, l->peer); /* nobody outside reaches it any more */
 }
 

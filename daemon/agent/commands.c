@@ -22,6 +22,7 @@ enum command_type {
     CMD_COMM_FAIL,
     CMD_COMM_LEAVE,
     CMD_QUERY,
+    CMD_PROBE,
 };
 
 struct command {
@@ -168,6 +169,11 @@ void hrd_agent_comm_leave(struct hrd_agent *a, uint64_t comm, uint32_t rank)
 void hrd_agent_query(struct hrd_agent *a, uint64_t token)
 {
     post(a, &(struct command){.type = CMD_QUERY, .bytes = token});
+}
+
+void hrd_agent_probe(struct hrd_agent *a, uint32_t link, uint64_t token)
+{
+    post(a, &(struct command){.type = CMD_PROBE, .id = link, .bytes = token});
 }
 
 /* ---- the agent's side -------------------------------------------------------------------------------------- */
@@ -320,6 +326,7 @@ static void link_up(struct hrd_agent *a, const struct command *cmd)
     struct alink *l = xalloc(1, sizeof(*l));
     l->a = a;
     l->peer = cmd->id;
+    l->probe_slot = HRD_ARENA_NONE;
     snprintf(l->name, sizeof(l->name), "%s", cmd->text);
     l->next = a->links;
     a->links = l;
@@ -525,6 +532,9 @@ static void run(struct hrd_agent *a, struct command *cmd)
         break;
     case CMD_QUERY:
         query(a, cmd->bytes);
+        break;
+    case CMD_PROBE:
+        hrd_probe_start(a, cmd->id, cmd->bytes);
         break;
     }
 }

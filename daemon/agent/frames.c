@@ -44,6 +44,12 @@ static void send_note(struct alink *l, unsigned stream, const struct hrp_frame *
     hrd_frames_queue(l, &n->tx);
 }
 
+void hrd_probe_say(struct alink *l, unsigned stream, uint8_t type, uint64_t op, uint64_t slot, uint8_t status)
+{
+    struct hrp_frame f = {.magic = HRP_FRAME_MAGIC, .type = type, .op = op, .slot = slot, .status = status};
+    send_note(l, stream, &f, NULL);
+}
+
 void hrd_frames_send(struct acomm *c, uint32_t node, unsigned stream, const struct hrp_frame *f,
                      const char *text)
 {
@@ -119,6 +125,8 @@ static void *frame_place(struct hrd_link *link, unsigned stream, const struct hr
     struct alink *l = link->owner;
     if (f->type != HRP_FRAME_DATA && f->type != HRP_FRAME_EAGER)
         return l->text;
+    if (f->comm == 0)
+        return hrd_probe_place(l, f, why);
     struct acomm *c = hrd_agent_comm(l->a, f->comm);
     uint32_t node = c ? hrd_frames_node(c, l) : HRD_NONE;
     if (node == HRD_NONE) {
@@ -186,6 +194,8 @@ static int frame_arrived(struct hrd_link *link, unsigned stream, const struct hr
                          const char **why)
 {
     struct alink *l = link->owner;
+    if (f->comm == 0)
+        return hrd_probe_arrived(l, stream, f, why);
     struct acomm *c = hrd_agent_comm(l->a, f->comm);
     uint32_t node = c ? hrd_frames_node(c, l) : HRD_NONE;
     if (stream != 0 && payload == l->text) {

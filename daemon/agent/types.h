@@ -80,6 +80,8 @@ struct alink {
     bool interrupted;
     char why[SENTENCE];
     char text[HRP_FRAME_TEXT + 1]; /* payload of the failure frame that is arriving */
+    struct aprobe *probe;          /* under way, see probe.c */
+    uint64_t probe_slot;           /* given to the peer for one of its own, or HRD_ARENA_NONE */
     struct alink *next;
 };
 
@@ -406,6 +408,18 @@ void hrd_frames_send_all(struct acomm *c, const struct hrp_frame *f, const char 
 void hrd_frames_send_marks(struct acomm *c, uint8_t type, uint64_t op);
 struct hrp_frame hrd_frame(const struct acomm *c, uint8_t type, uint64_t op);
 void hrd_frames_queue(struct alink *l, struct hrd_tx *tx);
+
+/* One frame of a probe, or an answer. */
+void hrd_probe_say(struct alink *l, unsigned stream, uint8_t type, uint64_t op, uint64_t slot,
+                   uint8_t status);
+
+/* probe.c */
+void hrd_probe_start(struct hrd_agent *a, uint32_t link, uint64_t token);
+/* Frames of comm 0. */
+void *hrd_probe_place(struct alink *l, const struct hrp_frame *f, const char **why);
+int hrd_probe_arrived(struct alink *l, unsigned stream, const struct hrp_frame *f, const char **why);
+/* After the transport let go of everything. */
+void hrd_probe_link_closed(struct alink *l);
 
 /* complete.c */
 /* A post's ready word is complete, or the post was answered. */

@@ -243,6 +243,12 @@ void sim_events(struct sim *s)
             case HRD_EV_LINK_INTERRUPTED:
                 interrupted(s, n, ev->id - 100, ev);
                 break;
+            case HRD_EV_PROBE:
+                k->probes++;
+                k->probe = ev->probe;
+                k->last_status = ev->status;
+                snprintf(k->last_text, sizeof(k->last_text), "%s", ev->text);
+                break;
             case HRD_EV_SNAPSHOT:
                 hrd_snapshot_free(ev->snapshot);
                 break;

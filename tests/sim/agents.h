@@ -33,6 +33,8 @@ struct sim_rank {
 struct sim_node {
     struct hrd_agent *agent;
     uint32_t comms_ready, comms_failed, comms_gone, links_lost;
+    uint32_t probes;
+    struct hrd_probe_result probe;
     uint32_t last_status;
     char last_text[HRP_COMM_TEXT];
 };
