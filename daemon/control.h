@@ -101,6 +101,21 @@ void hrd_peer_event(struct hrd_daemon *d, const struct hrd_event *ev);
    ids. Returns how many of at most max. */
 unsigned hrd_peers_own_addrs(struct hrd_daemon *d, struct hrp_addr *out, unsigned max);
 
+/* ---- doctor/service.c: what hreducectl doctor asks, and what other daemons do for theirs
+ * ----------------------- */
+
+struct hrp_peer_msg;
+
+/* DOCTOR: answered with TEXT (JSON) or ERROR within HRD_DOCTOR_MS. */
+void hrd_doctor_request(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
+                        const struct hrp_msg_doctor *m, const char *text, size_t len);
+/* ASK and TELL of a peer. */
+void hrd_doctor_msg(struct hrd_daemon *d, uint32_t peer, const struct hrp_peer_msg *msg);
+void hrd_doctor_event(struct hrd_daemon *d, const struct hrd_event *ev); /* PROBE */
+/* Forgets all questions; before the loop ends. */
+void hrd_doctor_stop(struct hrd_daemon *d);
+#define HRD_DOCTOR_MS 12000u
+
 /* ---- status.c: JSON documents for hreducectl, built from an agent snapshot (jansson)
  * ----------------------- */
 

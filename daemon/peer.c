@@ -346,6 +346,11 @@ bool hrd_peer_received(struct hrd_daemon *d, struct conn *c, const struct hrp_pe
         if (p->doomed[0] || hrd_verbs_msg(d, p, msg))
             return true;
         break;
+    case HRP_PEER_ASK:
+    case HRP_PEER_TELL:
+        if (!p->doomed[0])
+            hrd_doctor_msg(d, p->no, msg);
+        return true;
     case HRP_PEER_UP:
         break;
     default:

@@ -155,6 +155,9 @@ static void dispatch(struct service *s, struct hrd_event *ev)
     case HRD_EV_LINK_INTERRUPTED:
         hrd_peer_event(d, ev);
         break;
+    case HRD_EV_PROBE:
+        hrd_doctor_event(d, ev);
+        break;
     case HRD_EV_SNAPSHOT:
         hrd_status_event(d, ev);
         break;
@@ -422,6 +425,7 @@ static void end_parts(struct service *s)
     if (d->peers)
         hrd_peers_free(d);
     hrd_status_stop(d);
+    hrd_doctor_stop(d);
     hrd_sessions_free(d);
     hrd_listener_free(s->listener);
     drain_loop(s);

@@ -194,6 +194,12 @@ static bool on_ctl_request(struct hrd_session_priv *p, const struct hrp_msg *msg
         if (p->ctl || slot_in_use(p, msg))
             hrd_path_reply(p->d, &p->pub, msg->cookie, msg->body.slot.slot);
         return true;
+    case HRP_MSG_DOCTOR:
+        if (!p->ctl)
+            return false;
+        hrd_doctor_request(p->d, &p->pub, msg->cookie, &msg->body.doctor, msg->text ? msg->text : "",
+                           msg->text_len);
+        return true;
     case HRP_MSG_GET_ID:
         on_get_id(p, msg->cookie);
         return true;

@@ -32,6 +32,8 @@ static const struct {
     [HRP_PEER_VERBS_READY] = {"VERBS_READY", sizeof(struct hrp_peer_ready), true},
     [HRP_PEER_VERBS_CLOSE] = {"VERBS_CLOSE", sizeof(struct hrp_peer_ready), false},
     [HRP_PEER_VERBS_DOWN] = {"VERBS_DOWN", sizeof(struct hrp_peer_ready), true},
+    [HRP_PEER_ASK] = {"ASK", sizeof(struct hrp_peer_ask), false},
+    [HRP_PEER_TELL] = {"TELL", sizeof(struct hrp_peer_tell), true},
 };
 
 static bool known(unsigned type)
@@ -210,6 +212,13 @@ static bool body_ok(const struct hrp_peer_msg *m)
     case HRP_PEER_VERBS_READY:
         return m->body.ready.nonce != 0 && m->body.ready.status != HRP_IN_PROGRESS &&
                m->body.ready.status < HRP_NSTATUS && m->body.ready.reserved == 0;
+    case HRP_PEER_ASK:
+        return m->body.ask.token != 0 && m->body.ask.reserved == 0 &&
+               (m->body.ask.what == HRP_DOCTOR_HERE || m->body.ask.what == HRP_DOCTOR_REACH ||
+                m->body.ask.what == HRP_DOCTOR_PROBE || m->body.ask.what == HRP_DOCTOR_LINK);
+    case HRP_PEER_TELL:
+        return m->body.tell.token != 0 && m->body.tell.more <= 1 && m->body.tell.status != HRP_IN_PROGRESS &&
+               m->body.tell.status < HRP_NSTATUS && (m->body.tell.status == HRP_OK || m->body.tell.more == 0);
     case HRP_PEER_COMMIT:
     case HRP_PEER_GONE:
         return comm_id_ok(m->body.comm.comm_id) && m->body.comm.rank == 0 && m->body.comm.reserved == 0;

@@ -32,7 +32,8 @@
 
 #define HRP_PEER_MAGIC 0x70657268u
 #define HRP_PEER_MAJOR 1u
-#define HRP_PEER_MINOR 1u        /* 1: VERBS_* */
+#define HRP_PEER_MINOR 2u /* 1: VERBS_*; 2: ASK, TELL, PROBE_* frames */
+#define HRP_PEER_MINOR_ASK 2u
 #define HRP_PEER_NAME 72u        /* node name, NUL-terminated, rest zero */
 #define HRP_PEER_STREAMS_MAX 16u /* of one link */
 
@@ -120,7 +121,10 @@ enum hrp_peer_type {
     /* Dialer: the link with that nonce (status HRP_OK) serves nobody here, may it go? The other: it is gone (HRP_OK), or
        it serves somebody (HRP_RESOURCE). */
     HRP_PEER_VERBS_CLOSE = 18,
-    HRP_PEER_NTYPES = 19,
+    /* To a peer of minor version 2 or later. */
+    HRP_PEER_ASK = 19,  /* hreducectl doctor at the sender wants to know this of the receiver */
+    HRP_PEER_TELL = 20, /* the answer, in parts: JSON as text; or status and the sentence */
+    HRP_PEER_NTYPES = 21,
 };
 
 struct hrp_peer_hdr {
@@ -236,6 +240,20 @@ struct hrp_peer_ready { /* READY, DOWN, CLOSE */
     uint32_t reserved;
 };
 
+struct hrp_peer_ask {
+    uint64_t token; /* not 0 */
+    uint32_t what;  /* HRP_DOCTOR_HERE, REACH, PROBE or LINK; all but HERE towards the sender */
+    uint32_t reserved;
+};
+
+struct hrp_peer_tell {
+    uint64_t token;
+    uint32_t status;   /* HRP_OK: text is a part of the answer */
+    uint32_t more;     /* 1: further parts follow */
+    uint64_t took_ns;  /* from ASK to the first part */
+    uint64_t clock_ns; /* the sender's CLOCK_REALTIME then */
+};
+
 struct hrp_peer_msg {
     uint16_t type;
     union {
@@ -249,6 +267,8 @@ struct hrp_peer_msg {
         struct hrp_peer_comm comm;
         struct hrp_peer_verbs verbs;
         struct hrp_peer_ready ready;
+        struct hrp_peer_ask ask;
+        struct hrp_peer_tell tell;
     } body;
     /* ROSTER. encode: the caller's arrays; decode: into the caller's buffer. */
     const uint64_t *joins;

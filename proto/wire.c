@@ -36,6 +36,8 @@ static const struct {
 /* of version 1.1 */
 #define V1_0_import_gpu 96
 #define V1_0_gpu_part 16
+/* of version 1.2 */
+#define V1_0_doctor 16
     TYPE(HELLO, hello, 1, false),
     TYPE(WELCOME, welcome, 3, false),
     TYPE(ERROR, error, 0, true),
@@ -57,6 +59,7 @@ static const struct {
     TYPE(TEXT, text, 0, true),
     TYPE(IMPORT_GPU, import_gpu, 0, false),
     TYPE(GPU_PART, gpu_part, 1, false),
+    TYPE(DOCTOR, doctor, 0, true),
 #undef TYPE
 };
 _Static_assert(sizeof(struct hrp_msg_hello) == V1_0_hello, "layout");
@@ -74,6 +77,7 @@ _Static_assert(sizeof(struct hrp_msg_buffer) == V1_0_buffer, "layout");
 _Static_assert(sizeof(struct hrp_msg_text) == V1_0_text, "layout");
 _Static_assert(sizeof(struct hrp_msg_import_gpu) == V1_0_import_gpu, "layout");
 _Static_assert(sizeof(struct hrp_msg_gpu_part) == V1_0_gpu_part, "layout");
+_Static_assert(sizeof(struct hrp_msg_doctor) == V1_0_doctor, "layout");
 
 int hrp_msg_nfds(unsigned type)
 {
@@ -182,6 +186,15 @@ static bool import_gpu_ok(const struct hrp_msg_import_gpu *m)
            all_zero(m->handle, sizeof(m->handle));
 }
 
+static bool doctor_ok(const struct hrp_msg_doctor *m)
+{
+    if (m->what == 0 || m->what >= HRP_NDOCTOR || m->what == HRP_DOCTOR_LINK || m->back > 1 ||
+        m->reserved != 0)
+        return false;
+    bool local = m->what == HRP_DOCTOR_DIAL || (m->what == HRP_DOCTOR_HERE && !m->back);
+    return local ? m->peer == 0 && m->back == 0 : m->peer != 0;
+}
+
 static bool body_ok(unsigned type, const union hrp_msg_body *b)
 {
     switch (type) {
@@ -221,6 +234,8 @@ static bool body_ok(unsigned type, const union hrp_msg_body *b)
     case HRP_MSG_GPU_PART:
         return b->gpu_part.bytes > 0 && b->gpu_part.bytes <= BYTES_MAX && b->gpu_part.offset <= BYTES_MAX &&
                b->gpu_part.bytes % HRP_PAGE == 0 && b->gpu_part.offset % HRP_PAGE == 0;
+    case HRP_MSG_DOCTOR:
+        return doctor_ok(&b->doctor);
     default: /* GET_ID, DONE, STATUS */
         return b->empty.reserved == 0;
     }
@@ -257,6 +272,9 @@ static void scrub(unsigned type, union hrp_msg_body *b)
         break;
     case HRP_MSG_TEXT:
         b->text.reserved = 0;
+        break;
+    case HRP_MSG_DOCTOR:
+        b->doctor.reserved = 0;
         break;
     case HRP_MSG_GET_ID:
     case HRP_MSG_DONE:

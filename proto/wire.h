@@ -57,7 +57,9 @@ enum hrp_msg_type {
     HRP_MSG_IMPORT_GPU = 20, /* register GPU memory; reply REGISTERED, or ERROR: stage it then */
     HRP_MSG_GPU_PART =
         21, /* a part of the IMPORT_GPU with this cookie; not answered. fds: the part's handle */
-    HRP_NMSGS = 22,
+    HRP_MSG_DOCTOR =
+        22, /* hreducectl: look at this machine or at another node; reply TEXT (JSON). text: DIAL */
+    HRP_NMSGS = 23,
 };
 
 struct hrp_msg_hdr {
@@ -253,6 +255,23 @@ struct hrp_msg_text {
     /* text tail */
 };
 
+enum hrp_doctor_what {
+    HRP_DOCTOR_HERE = 1, /* the checks of one machine, and the facts that nodes should agree in */
+    HRP_DOCTOR_DIAL =
+        2, /* connect with the daemons at the addresses of the text ("10.0.0.2 fd00::3"), and list peers */
+    HRP_DOCTOR_REACH = 3, /* can the peer's port be reached at each of its addresses? */
+    HRP_DOCTOR_PROBE = 4, /* latency and rate of the data link with the peer */
+    HRP_DOCTOR_LINK = 5,  /* between daemons only: have a data link with the asker, who waits for it */
+    HRP_NDOCTOR = 6,
+};
+
+struct hrp_msg_doctor {
+    uint32_t what; /* enum hrp_doctor_what */
+    uint32_t peer; /* its number in the answer to DIAL; 0: HERE on this node, DIAL */
+    uint32_t back; /* 1: the peer does it, towards this node (HERE: on its own machine) */
+    uint32_t reserved;
+};
+
 union hrp_msg_body {
     struct hrp_msg_hello hello;
     struct hrp_msg_welcome welcome;
@@ -269,6 +288,7 @@ union hrp_msg_body {
     struct hrp_msg_text text;
     struct hrp_msg_import_gpu import_gpu;
     struct hrp_msg_gpu_part gpu_part;
+    struct hrp_msg_doctor doctor;
 };
 
 struct hrp_msg {

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,7 +80,18 @@ static int open_socket(struct ctl_client *c)
 
 /* ---- messages --------------------------------------------------------------------------------------------- */
 
-static int wait_readable(const struct ctl_client *c)
+static void complain(struct ctl_client *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void complain(struct ctl_client *c, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(c->error, sizeof(c->error), fmt, ap);
+    va_end(ap);
+    if (!c->keep_error)
+        ctl_complain("%s", c->error);
+}
+
+static int wait_readable(struct ctl_client *c)
 {
     for (;;) {
         uint64_t now = now_ms();
@@ -91,21 +103,22 @@ static int wait_readable(const struct ctl_client *c)
         if (n == 0 || errno != EINTR)
             break;
     }
-    ctl_complain(
-        "the daemon behind %s did not answer within %d s; it may be stopped or stuck: see 'journalctl -u "
+    complain(
+        c,
+        "the daemon behind %s did not answer within %u s; it may be stopped or stuck: see 'journalctl -u "
         "hreduced'",
-        c->path, CTL_TIMEOUT_MS / 1000);
+        c->path, c->wait_ms / 1000);
     return CTL_UNREACHABLE;
 }
 
 static int send_message(struct ctl_client *c, const struct hrp_msg *msg, const int *fds, int nfds)
 {
-    unsigned char buf[1024];
+    unsigned char buf[16384];
     long len = hrp_msg_encode(msg, buf, sizeof(buf));
     int rc = len < 0 ? (int)len : hrp_send_fds(c->sock, buf, (size_t)len, fds, nfds);
     if (rc == 0)
         return CTL_OK;
-    ctl_complain("sending to the daemon behind %s failed: %s", c->path, strerror(-rc));
+    complain(c, "sending to the daemon behind %s failed: %s", c->path, strerror(-rc));
     return CTL_UNREACHABLE;
 }
 
@@ -120,22 +133,22 @@ static int receive(struct ctl_client *c, struct hrp_msg *msg, unsigned char *buf
     for (int i = 0; i < nfds; i++)
         close(fds[i]);
     if (n <= 0) {
-        ctl_complain("the daemon behind %s closed the connection%s%s", c->path, n < 0 ? ": " : "",
-                     n < 0 ? strerror((int)-n) : "");
+        complain(c, "the daemon behind %s closed the connection%s%s", c->path, n < 0 ? ": " : "",
+                 n < 0 ? strerror((int)-n) : "");
         return CTL_FAILED;
     }
     if (hrp_msg_decode(msg, buf, (size_t)n) != 0) {
-        ctl_complain("the daemon behind %s sent a malformed message; it may be of another version", c->path);
+        complain(c, "the daemon behind %s sent a malformed message; it may be of another version", c->path);
         return CTL_FAILED;
     }
     if (msg->type == HRP_MSG_ERROR) {
-        ctl_complain("the daemon refused (%s): %.*s", hrp_status_name(msg->body.error.status),
-                     (int)msg->text_len, msg->text ? msg->text : "");
+        complain(c, "the daemon refused (%s): %.*s", hrp_status_name(msg->body.error.status),
+                 (int)msg->text_len, msg->text ? msg->text : "");
         return CTL_FAILED;
     }
     if (msg->type != want || msg->cookie != c->cookie) {
-        ctl_complain("the daemon behind %s answered with %s instead of %s", c->path, hrp_msg_name(msg->type),
-                     hrp_msg_name(want));
+        complain(c, "the daemon behind %s answered with %s instead of %s", c->path, hrp_msg_name(msg->type),
+                 hrp_msg_name(want));
         return CTL_FAILED;
     }
     return CTL_OK;
@@ -158,13 +171,16 @@ static int say_hello(struct ctl_client *c)
     if (rc == CTL_OK)
         rc = receive(c, &msg, buf, HRP_MSG_WELCOME);
     if (rc == CTL_OK)
+        c->daemon_abi = msg.body.welcome.abi;
+    if (rc == CTL_OK)
         memcpy(c->daemon_version, msg.body.welcome.version, sizeof(c->daemon_version));
     return rc;
 }
 
 int ctl_connect(struct ctl_client *c, const char *path)
 {
-    *c = (struct ctl_client){.sock = -1, .path = path, .deadline_ms = now_ms() + CTL_TIMEOUT_MS};
+    *c = (struct ctl_client){
+        .sock = -1, .path = path, .wait_ms = CTL_TIMEOUT_MS, .deadline_ms = now_ms() + CTL_TIMEOUT_MS};
     int rc = open_socket(c);
     if (rc == CTL_OK)
         rc = say_hello(c);
@@ -191,7 +207,7 @@ static int receive_text(struct ctl_client *c, char **text, size_t *len)
             return rc;
         char *more = realloc(*text, *len + msg.text_len + 1);
         if (!more) {
-            ctl_complain("out of memory for the daemon's answer");
+            complain(c, "out of memory for the daemon's answer");
             return CTL_FAILED;
         }
         *text = more;
@@ -202,24 +218,32 @@ static int receive_text(struct ctl_client *c, char **text, size_t *len)
     return CTL_OK;
 }
 
-int ctl_ask(struct ctl_client *c, unsigned type, json_t **doc)
+int ctl_ask_msg(struct ctl_client *c, struct hrp_msg *msg, unsigned wait_ms, json_t **doc)
 {
-    struct hrp_msg msg = {.type = (uint16_t)type, .cookie = ++c->cookie};
     char *text = NULL;
     size_t len = 0;
     json_error_t error;
-    int rc = send_message(c, &msg, NULL, 0);
+    msg->cookie = ++c->cookie;
+    c->wait_ms = wait_ms;
+    c->deadline_ms = now_ms() + wait_ms;
+    int rc = send_message(c, msg, NULL, 0);
     if (rc == CTL_OK)
         rc = receive_text(c, &text, &len);
     if (rc == CTL_OK) {
         *doc = json_loadb(text, len, 0, &error);
         if (!*doc) {
-            ctl_complain("the daemon's answer is no JSON (%s at byte %d)", error.text, error.position);
+            complain(c, "the daemon's answer is no JSON (%s at byte %d)", error.text, error.position);
             rc = CTL_FAILED;
         }
     }
     free(text);
     return rc;
+}
+
+int ctl_ask(struct ctl_client *c, unsigned type, json_t **doc)
+{
+    struct hrp_msg msg = {.type = (uint16_t)type};
+    return ctl_ask_msg(c, &msg, CTL_TIMEOUT_MS, doc);
 }
 
 int ctl_ask_once(const char *path, unsigned type, json_t **doc)

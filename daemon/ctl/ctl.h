@@ -18,13 +18,17 @@ enum {
     CTL_OK = 0,
     CTL_FAILED = 1,      /* the daemon answered with an error, or not as expected */
     CTL_UNREACHABLE = 2, /* no daemon behind the socket, no permission, or no answer in time */
+    CTL_DOCTOR_WARN = 3, /* doctor: something is not as good as it could be */
+    CTL_DOCTOR_FAIL = 4, /* doctor: something does not work */
     CTL_USAGE = 64,
 };
 
 struct ctl_options {
     const char *socket;
     bool json;
-    const char *xml; /* topo: a recorded topology instead of this machine */
+    bool cluster;      /* doctor: ask the other nodes, too */
+    const char *nodes; /* doctor: "node2,10.0.0.3", these as well; NULL: none */
+    const char *xml;   /* topo: a recorded topology instead of this machine */
 };
 
 struct ctl_command {
@@ -37,6 +41,7 @@ struct ctl_command {
 int ctl_status(const struct ctl_options *options);
 int ctl_metrics(const struct ctl_options *options);
 int ctl_path(const struct ctl_options *options);
+int ctl_doctor(const struct ctl_options *options);
 int ctl_topo(const struct ctl_options *options);
 int ctl_version(const struct ctl_options *options);
 
@@ -46,8 +51,12 @@ struct ctl_client {
     int sock;
     const char *path;
     char daemon_version[32];
+    uint32_t daemon_abi; /* as HRP_ABI */
+    unsigned wait_ms;    /* for one answer */
     uint64_t deadline_ms;
     uint64_t cookie;
+    bool keep_error; /* failures are kept in error instead of being printed */
+    char error[2200];
 };
 
 /* Connects and says hello. CTL_OK, or an exit status with the reason printed. */
@@ -55,6 +64,9 @@ int ctl_connect(struct ctl_client *c, const char *path);
 void ctl_close(struct ctl_client *c);
 /* Sends a request without a body of its own and parses the JSON text that answers it; *doc is the caller's. */
 int ctl_ask(struct ctl_client *c, unsigned type, json_t **doc);
+/* The same for a request with a body (its cookie is filled in), and another time limit. */
+struct hrp_msg;
+int ctl_ask_msg(struct ctl_client *c, struct hrp_msg *msg, unsigned wait_ms, json_t **doc);
 /* ctl_connect(), ctl_ask(), ctl_close(). */
 int ctl_ask_once(const char *path, unsigned type, json_t **doc);
 

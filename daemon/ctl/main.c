@@ -13,6 +13,8 @@ static const struct ctl_command commands[] = {
     {"status", "the daemon, its processes, communicators, operations and peers", ctl_status},
     {"path", "what each communicator really uses, what was wanted, and why not", ctl_path},
     {"metrics", "counters for Prometheus, as text", ctl_metrics},
+    {"doctor", "what is wrong with this machine, or with --cluster between the nodes, and what to do",
+     ctl_doctor},
     {"topo", "how GPUs and NICs are wired, and which NIC each GPU uses", ctl_topo},
     {"version", "versions of hreducectl and of the daemon", ctl_version},
 };
@@ -26,9 +28,13 @@ static void print_usage(FILE *out)
     fputs("\noptions:\n"
           "  -s, --socket PATH  the daemon's socket (HREDUCE_SOCKET, or " HRP_DEFAULT_SOCKET ")\n"
           "  -j, --json         the whole answer as JSON\n"
+          "  -c, --cluster      doctor: ask the daemons of the other nodes, compare, measure the links\n"
+          "      --nodes LIST   doctor: the same, with these nodes (names or addresses, by commas) besides "
+          "those connected\n"
           "      --xml FILE     topo: a topology that lstopo wrote instead of this machine\n"
           "  -h, --help\n\n"
-          "exit status: 0; 1 the daemon answered with an error; 2 it cannot be reached; 64 wrong usage.\n"
+          "exit status: 0; 1 the daemon answered with an error; 2 it cannot be reached; 64 wrong usage;\n"
+          "of doctor: 0 all is well, 3 warnings, 4 something does not work.\n"
           "See hreducectl(1).\n",
           out);
 }
@@ -46,19 +52,26 @@ int main(int argc, char **argv)
 {
     static const struct option longs[] = {
         {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
+        {"cluster", no_argument, NULL, 'c'},      {"nodes", required_argument, NULL, 'n'},
         {"xml", required_argument, NULL, 'x'},    {"help", no_argument, NULL, 'h'},
         {"version", no_argument, NULL, 'V'},      {NULL, 0, NULL, 0}};
     struct ctl_options o = {.socket = getenv("HREDUCE_SOCKET")};
     int opt;
     if (!o.socket || o.socket[0] == '\0')
         o.socket = HRP_DEFAULT_SOCKET;
-    while ((opt = getopt_long(argc, argv, "s:jh", longs, NULL)) != -1) {
+    while ((opt = getopt_long(argc, argv, "s:jhc", longs, NULL)) != -1) {
         switch (opt) {
         case 's':
             o.socket = optarg;
             break;
         case 'j':
             o.json = true;
+            break;
+        case 'c':
+            o.cluster = true;
+            break;
+        case 'n':
+            o.nodes = optarg;
             break;
         case 'x':
             o.xml = optarg;

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 #
-# Every function that the library exports has a manual page that names it and shows its arguments, and the pages
-# are without errors.
+# Every function that the library exports has a manual page that names it and shows its arguments; hreducectl(1) has
+# every command and every check of its doctor; and the pages are without errors.
 . "$HREDUCE_ROOT/tests/lib/common.sh"
 
 cd "$HREDUCE_ROOT/client/man"
@@ -23,8 +23,23 @@ for file in hclient_*.3; do
     grep -qxF "${file%.3}" <<<"$functions" || fail "$file is of no function that is exported"
 done
 
+cd "$HREDUCE_ROOT/daemon"
+commands=$("$HREDUCE_BUILD/hreducectl" --help | sed -n '/^commands:/,/^options:/s/^  \([a-z]*\) .*/\1/p')
+[ -n "$commands" ] || fail "hreducectl --help lists no command"
+for command in $commands; do
+    grep -qE "^\.BR? $command( |$)" man/hreducectl.1 || fail "hreducectl.1 is without the command $command"
+done
+checks=$(sed -n 's/^    {"\([a-z-]*\)", "[a-z]*", hrd_check_.*/\1/p' doctor/doctor.c
+    grep -ohE '"cluster-[a-z]+"' doctor/cluster.c | tr -d '"' | sort -u)
+[ "$(wc -w <<<"$checks")" -gt 30 ] || fail "the checks of the doctor were not found"
+for check in $checks; do
+    # A hyphen is \- in a manual page.
+    grep -qE "(^| )${check//-/\\\\-}( |$)" man/hreducectl.1 || fail "hreducectl.1 is without the check $check"
+done
+
+cd "$HREDUCE_ROOT/client/man"
 need groff
-for file in hclient.3 hclient_*.3; do
+for file in hclient.3 hclient_*.3 hreduce-perf.1 "$HREDUCE_ROOT"/daemon/man/*; do
     grep -q '^\.so' "$file" && continue
     warnings=$(groff -man -Tutf8 -wall -z "$file" 2>&1)
     expect_equal "$warnings" "" "what groff says about $file"

@@ -116,6 +116,13 @@ static struct hrp_peer_msg sample(unsigned type)
         m.body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_PEER_LOST};
         m.text = "RETRY_EXC_ERR";
         break;
+    case HRP_PEER_ASK:
+        m.body.ask = (struct hrp_peer_ask){.token = 3, .what = HRP_DOCTOR_PROBE};
+        break;
+    case HRP_PEER_TELL:
+        m.body.tell = (struct hrp_peer_tell){.token = 3, .more = 1, .took_ns = 5, .clock_ns = 6};
+        m.text = "{}";
+        break;
     default:
         m.body.comm.comm_id[0] = 1;
         m.body.comm.rank = type == HRP_PEER_LEFT ? 4 : 0;
@@ -341,6 +348,16 @@ static void test_verbs_fields(void **state)
     WRONG(HRP_PEER_VERBS_READY, m.body.ready.nonce = 0);
     WRONG(HRP_PEER_VERBS_READY, m.body.ready.status = HRP_IN_PROGRESS);
     WRONG(HRP_PEER_VERBS_READY, m.body.ready.reserved = 1);
+    WRONG(HRP_PEER_ASK, m.body.ask.token = 0);
+    WRONG(HRP_PEER_ASK, m.body.ask.reserved = 1);
+    WRONG(HRP_PEER_ASK, m.body.ask.what = 0);
+    WRONG(HRP_PEER_ASK, m.body.ask.what = HRP_DOCTOR_DIAL);
+    WRONG(HRP_PEER_ASK, m.body.ask.what = HRP_NDOCTOR);
+    WRONG(HRP_PEER_TELL, m.body.tell.token = 0);
+    WRONG(HRP_PEER_TELL, m.body.tell.more = 2);
+    WRONG(HRP_PEER_TELL, m.body.tell.status = HRP_IN_PROGRESS);
+    WRONG(HRP_PEER_TELL, m.body.tell.status = HRP_NSTATUS);
+    WRONG(HRP_PEER_TELL, m.body.tell.status = HRP_RESOURCE); /* and more to come */
 }
 
 static void test_roster_fields(void **state)

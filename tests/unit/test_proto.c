@@ -45,6 +45,7 @@ static const struct {
     {HRP_MSG_TEXT, sizeof(struct hrp_msg_text), true, 0},
     {HRP_MSG_IMPORT_GPU, sizeof(struct hrp_msg_import_gpu), false, 0},
     {HRP_MSG_GPU_PART, sizeof(struct hrp_msg_gpu_part), false, 1},
+    {HRP_MSG_DOCTOR, sizeof(struct hrp_msg_doctor), true, 0},
 };
 #define NTYPES (sizeof(types) / sizeof(types[0]))
 _Static_assert(NTYPES == HRP_NMSGS - 1, "every type is tested");
@@ -137,6 +138,9 @@ static struct hrp_msg sample(unsigned type)
         break;
     case HRP_MSG_GPU_PART:
         b->gpu_part = (struct hrp_msg_gpu_part){.offset = 2 << 20, .bytes = 4 << 20};
+        break;
+    case HRP_MSG_DOCTOR:
+        b->doctor = (struct hrp_msg_doctor){.what = HRP_DOCTOR_PROBE, .peer = 3, .back = 1};
         break;
     default:
         break;
@@ -397,6 +401,15 @@ static void test_session_fields(void **state)
     FIELD(HRP_MSG_TEXT, text, more, 0, true);
     FIELD(HRP_MSG_TEXT, text, more, 2, false);
     RESERVED(HRP_MSG_TEXT, text, reserved);
+    RESERVED(HRP_MSG_DOCTOR, doctor, reserved);
+    FIELD(HRP_MSG_DOCTOR, doctor, what, 0, false);
+    FIELD(HRP_MSG_DOCTOR, doctor, what, HRP_NDOCTOR, false);
+    FIELD(HRP_MSG_DOCTOR, doctor, what, HRP_DOCTOR_LINK, false);
+    FIELD(HRP_MSG_DOCTOR, doctor, what, HRP_DOCTOR_HERE, true);
+    FIELD(HRP_MSG_DOCTOR, doctor, what, HRP_DOCTOR_DIAL, false);
+    FIELD(HRP_MSG_DOCTOR, doctor, peer, 0, false);
+    FIELD(HRP_MSG_DOCTOR, doctor, back, 0, true);
+    FIELD(HRP_MSG_DOCTOR, doctor, back, 2, false);
 }
 
 static void test_memory_fields(void **state)

@@ -175,6 +175,14 @@ void hrd_path_reply(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie
     hrd_session_text(s, cookie, "");
 }
 
+void hrd_doctor_request(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
+                        const struct hrp_msg_doctor *m, const char *text, size_t len)
+{
+    (void)d;
+    hear("doctor %u at %u: %.*s\n", m->what, m->peer, (int)len, text);
+    hrd_session_text(s, cookie, "");
+}
+
 /* ---- the daemon and a client ------------------------------------------------------------------------------ */
 
 struct world {

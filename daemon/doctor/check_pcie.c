@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT */
+/* Where NICs and GPUs are plugged in. */
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/doctor/doctor.h"
+
+#define MAX_GPUS 32u
+
+/* "16.0 GT/s PCIe" times lanes, in Mbit/s of payload; 0: unknown. */
+static unsigned pcie_mbit(const char *speed, long lanes)
+{
+    double gt = strtod(speed, NULL);
+    double coded = gt > 5.5 ? gt * 128 / 130 : gt * 8 / 10;
+    return lanes > 0 ? (unsigned)(coded * 1000 * (double)lanes) : 0;
+}
+
+struct link {
+    char now[32], most[32];
+    long lanes, most_lanes;
+};
+
+static bool read_link(const struct hrd_machine *m, const char *dir, struct link *l)
+{
+    l->lanes = hrd_machine_number(m, -1, "%s/current_link_width", dir);
+    l->most_lanes = hrd_machine_number(m, -1, "%s/max_link_width", dir);
+    return hrd_machine_text(m, l->now, sizeof(l->now), "%s/current_link_speed", dir) &&
+           hrd_machine_text(m, l->most, sizeof(l->most), "%s/max_link_speed", dir) && l->lanes > 0 &&
+           l->most_lanes > 0;
+}
+
+/* mbit: what has to go through, 0: unknown. speed: a lower speed counts (a GPU lowers it while idle). */
+static void judge_link(struct hrd_finding *f, const char *name, const struct link *l, unsigned mbit,
+                       bool speed)
+{
+    static const char remedy[] =
+        "Seat the card anew, and see in the manual of the board which slots have all lanes, and "
+        "whether the BIOS limits their speed.";
+    unsigned can = pcie_mbit(l->now, l->lanes);
+    bool less = l->lanes < l->most_lanes || (speed && strtod(l->now, NULL) < strtod(l->most, NULL));
+    if (mbit > 0 && can > 0 && can < mbit)
+        hrd_find(f, HRD_FAIL, "the slot carries less than the link to the network", remedy,
+                 "%s runs at %s x%ld (%u Mbit/s), its network link at %u Mbit/s", name, l->now, l->lanes, can,
+                 mbit);
+    else if (less)
+        hrd_find(f, HRD_WARN, "the PCIe link is slower than the card can do", remedy,
+                 "%s runs at %s x%ld and can do %s x%ld", name, l->now, l->lanes, l->most, l->most_lanes);
+    else
+        hrd_find(f, HRD_PASS, NULL, NULL, "%s runs at %s x%ld", name, l->now, l->lanes);
+}
+
+void hrd_check_pcie_link(const struct hrd_machine *m, struct hrd_finding *f)
+{
+    struct hrd_nic nic[HRD_MAX_NICS];
+    char gpu[MAX_GPUS][HRD_MACHINE_NAME], dir[256], name[HRD_MACHINE_NAME + 8];
+    struct link l;
+    unsigned n = hrd_machine_nics(m, nic), gpus = hrd_machine_gpus(m, gpu, MAX_GPUS);
+    for (unsigned i = 0; i < n; i++) {
+        snprintf(dir, sizeof(dir), "%s/device", nic[i].base);
+        if (read_link(m, dir, &l))
+            judge_link(f, nic[i].name, &l, nic[i].mbit, true);
+    }
+    for (unsigned i = 0; i < gpus; i++) {
+        snprintf(dir, sizeof(dir), "/sys/bus/pci/devices/%.63s", gpu[i]);
+        snprintf(name, sizeof(name), "GPU %.63s", gpu[i]);
+        if (read_link(m, dir, &l))
+            judge_link(f, name, &l, 0, false);
+    }
+    if (f->evidence[0] == 0)
+        hrd_find(f, HRD_SKIP, NULL, NULL,
+                 "no NIC or GPU says how it is linked (none on PCIe, or a virtual machine)");
+}
+
+/* ---- NUMA -------------------------------------------------------------------------------------------------- */
+
+/* Whether any processor of a node is one that this process may use. */
+static bool shares_cpu(const char *allowed, const char *of_node)
+{
+    for (long cpu = 0; cpu < 4096; cpu++)
+        if (hrd_list_has(of_node, cpu) && hrd_list_has(allowed, cpu))
+            return true;
+    return false;
+}
+
+static void judge_node(const struct hrd_machine *m, struct hrd_finding *f, const struct hrd_nic *nic)
+{
+    char cpus[512], allowed[512];
+    if (!hrd_machine_exists(m, "%s/device/numa_node", nic->base))
+        return;
+    long node = hrd_machine_number(m, -1, "%s/device/numa_node", nic->base);
+    if (node < 0) {
+        hrd_find(f, HRD_WARN, "memory and threads cannot be placed near the NIC",
+                 "Update the BIOS, or enable NUMA in it: its tables do not name the node of the slot.",
+                 "the firmware does not say which NUMA node %s is on", nic->name);
+        return;
+    }
+    if (hrd_machine_text(m, cpus, sizeof(cpus), "/sys/devices/system/node/node%ld/cpulist", node) &&
+        hrd_machine_line(m, "/proc/self/status", "Cpus_allowed_list:", allowed, sizeof(allowed)) &&
+        !shares_cpu(allowed, cpus))
+        hrd_find(f, HRD_WARN,
+                 "everything that is sent crosses the link between NUMA nodes, because the daemon may not "
+                 "run near the NIC",
+                 "Let CPUAffinity= or AllowedCPUs= of the unit have processors of that node.",
+                 "%s is on NUMA node %ld (processors %s), the daemon may use %s", nic->name, node, cpus,
+                 allowed);
+    else
+        hrd_find(f, HRD_PASS, NULL, NULL, "%s is on NUMA node %ld, whose processors the daemon may use",
+                 nic->name, node);
+}
+
+void hrd_check_numa(const struct hrd_machine *m, struct hrd_finding *f)
+{
+    struct hrd_nic nic[HRD_MAX_NICS];
+    unsigned n = hrd_machine_nics(m, nic);
+    if (!hrd_machine_exists(m, "/sys/devices/system/node/node1")) {
+        hrd_find(f, HRD_PASS, NULL, NULL, "this machine has one NUMA node");
+        return;
+    }
+    for (unsigned i = 0; i < n; i++)
+        judge_node(m, f, &nic[i]);
+    if (f->evidence[0] == 0)
+        hrd_find(f, HRD_SKIP, NULL, NULL, "no NIC on PCIe is in use");
+}
+
+/* ---- ACS, IOMMU -------------------------------------------------------------------------------------------- */
+
+#define ACS_CAPABILITY 0x000du
+#define ACS_REDIRECTS (0x04u | 0x08u | 0x10u) /* requests, completions, upstream forwarding */
+
+/* The control word of a bridge's ACS capability. -1: it has none, -2: not to be read by this user. */
+static int acs_control(const struct hrd_machine *m, const char *pci)
+{
+    uint8_t config[4096];
+    long n = hrd_machine_bytes(m, config, sizeof(config), "/sys/bus/pci/devices/%s/config", pci);
+    if (n < 0x104)
+        return -2;
+    for (unsigned at = 0x100, left = 64; at >= 0x100 && at + 8 <= (unsigned)n && left > 0; left--) {
+        uint32_t head = (uint32_t)config[at] | (uint32_t)config[at + 1] << 8 |
+                        (uint32_t)config[at + 2] << 16 | (uint32_t)config[at + 3] << 24;
+        if ((head & 0xffff) == ACS_CAPABILITY)
+            return config[at + 6] | config[at + 7] << 8;
+        at = head >> 20;
+    }
+    return -1;
+}
+
+/* Bridges above a device, out of the path that its link in /sys/bus/pci/devices leads to. */
+static void look_above(const struct hrd_machine *m, const char *pci, char *bridge, size_t len, bool *hidden)
+{
+    char path[1024], *save = NULL;
+    if (!hrd_machine_link(m, path, sizeof(path), "/sys/bus/pci/devices/%s", pci))
+        return;
+    for (char *part = strtok_r(path, "/", &save); part; part = strtok_r(NULL, "/", &save)) {
+        if (strlen(part) != 12 || part[4] != ':' || part[7] != ':' || strcmp(part, pci) == 0)
+            continue;
+        int control = acs_control(m, part);
+        *hidden = *hidden || control == -2;
+        if (control >= 0 && (unsigned)control & ACS_REDIRECTS && bridge[0] == 0)
+            snprintf(bridge, len, "%s", part);
+    }
+}
+
+void hrd_check_acs(const struct hrd_machine *m, struct hrd_finding *f)
+{
+    char gpu[MAX_GPUS][HRD_MACHINE_NAME], bridge[32] = "";
+    unsigned gpus = hrd_machine_gpus(m, gpu, MAX_GPUS);
+    bool hidden = false;
+    for (unsigned i = 0; i < gpus; i++)
+        look_above(m, gpu[i], bridge, sizeof(bridge), &hidden);
+    if (gpus == 0)
+        hrd_find(f, HRD_SKIP, NULL, NULL, "no GPU: nothing goes from one PCIe device to another");
+    else if (bridge[0])
+        hrd_find(f, HRD_WARN,
+                 "access control sends what one GPU or NIC writes to another by way of the processor: slow, "
+                 "and on some "
+                 "machines wrong data",
+                 "Switch ACS off in the BIOS, or for these bridges with 'setpci -s BRIDGE ECAP_ACS+6.w=0000' "
+                 "at each boot. "
+                 "Virtual machines with passed-through devices need it on.",
+                 "the PCIe bridge %s above a GPU redirects (ACS)", bridge);
+    else if (hidden)
+        hrd_find(f, HRD_SKIP, NULL, NULL, "only root may read the ACS registers of the bridges");
+    else
+        hrd_find(f, HRD_PASS, NULL, NULL, "no PCIe bridge above the %u GPUs redirects (ACS)", gpus);
+}
+
+void hrd_check_iommu(const struct hrd_machine *m, struct hrd_finding *f)
+{
+    char gpu[MAX_GPUS][HRD_MACHINE_NAME], type[32];
+    unsigned gpus = hrd_machine_gpus(m, gpu, MAX_GPUS), known = 0;
+    for (unsigned i = 0; i < gpus; i++) {
+        if (!hrd_machine_text(m, type, sizeof(type), "/sys/bus/pci/devices/%s/iommu_group/type", gpu[i]))
+            continue;
+        known++;
+        if (strcmp(type, "identity") != 0)
+            hrd_find(f, HRD_WARN,
+                     "the IOMMU translates what GPUs and NICs write to each other: slow, and on some "
+                     "machines wrong data",
+                     "Boot with iommu=pt (and intel_iommu=on or amd_iommu=on), or switch the IOMMU off in "
+                     "the BIOS.",
+                     "GPU %s is in an IOMMU group of type %s", gpu[i], type);
+    }
+    if (gpus == 0)
+        hrd_find(f, HRD_SKIP, NULL, NULL, "no GPU: nothing goes from one PCIe device to another");
+    else if (f->verdict == HRD_SKIP)
+        hrd_find(f, HRD_PASS, NULL, NULL,
+                 known ? "the IOMMU passes the GPUs' addresses through" : "no IOMMU stands before the GPUs");
+}
