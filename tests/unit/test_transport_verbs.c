@@ -402,7 +402,7 @@ static void test_mended_after_silence(void **state)
     fake_verbs_stall_ms = 400;
     struct sim *s = two_nodes(&o);
     fake_verbs_stall_ms = 10000;
-    struct burst b;
+    struct burst b = {0};
     bool lent = false;
     s->mend = true;
     assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
