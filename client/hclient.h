@@ -141,7 +141,7 @@ typedef struct {
     int algo;                  /* HCLIENT_ALGO_* */
     int reproducible;          /* the order of additions is defined: HCLIENT_DEFAULT (on), OFF, ON */
     int wire_f32;              /* f16 and bf16 travel between nodes as f32: HCLIENT_DEFAULT (off), OFF, ON */
-    int transport;             /* HCLIENT_TRANSPORT_* */
+    int transport;             /* HCLIENT_TRANSPORT_*; TCP and VERBS: that and nothing else */
     uint32_t require;          /* HCLIENT_REQUIRE_*: init fails, in words, when the path is another one */
     int service_level; /* of verbs links between nodes, both directions: HCLIENT_CLASS(0) to HCLIENT_CLASS(15) */
     int traffic_class; /* of their RoCE packets: HCLIENT_CLASS(0) to HCLIENT_CLASS(255) */

@@ -444,7 +444,7 @@ uint64_t hrd_verbs_nonce(void)
 
 void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l)
 {
-    if (l->verbs)
+    if (l->verbs || l->up) /* under way; or up but about to be closed, which the peer has to answer first */
         return;
     struct verbs_try *t = hrd_verbs_try_new(d, l, hrd_verbs_nonce());
     t->dialer = t->fresh = true;
