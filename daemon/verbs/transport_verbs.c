@@ -72,7 +72,7 @@ static int verbs_expose(struct hrd_link *base, uint64_t off, void *at, uint64_t 
         return -1;
     }
     struct hrd_mr_source src = {.addr = at, .len = len};
-    int err = hrd_mr_register(l->c->dev.v, l->c->pd, &l->c->memory, &src,
+    int err = hrd_mr_register(l->dev.v, l->c->pd, &l->c->memory, &src,
                               IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &r->mr, why, sizeof(why));
     if (err) {
         if (!l->warned)
@@ -100,7 +100,7 @@ static void verbs_withdraw(struct hrd_link *base, uint64_t off, uint64_t len)
     if (!r)
         return;
     *pr = r->next;
-    hrd_mr_free(l->c->dev.v, &r->mr);
+    hrd_mr_free(l->dev.v, &r->mr);
     free(r);
     tell_region(l, &(struct hrd_vregion){.off = off, .len = len, .withdrawn = 1});
 }
@@ -159,7 +159,7 @@ static void batch_post(struct batch *b)
         return;
     for (unsigned i = 0; i < b->n; i++)
         b->wr[i].next = i + 1 < b->n ? &b->wr[i + 1] : NULL;
-    int err = b->l->c->dev.v->post_send(b->l->c->q[b->queue].qp, b->wr, &bad);
+    int err = b->l->dev.v->post_send(b->l->c->q[b->queue].qp, b->wr, &bad);
     b->n = 0;
     b->l->q[b->queue].posted_at = hrd_vlink_now();
     if (err)
@@ -526,7 +526,7 @@ static unsigned poll_completions(struct vlink *l)
     struct ibv_wc wc[POLL_BATCH];
     unsigned total = 0;
     for (unsigned round = 0; round < POLL_ROUNDS && l->state == V_UP; round++) {
-        int n = l->c->dev.v->poll_cq(l->c->cq, POLL_BATCH, wc);
+        int n = l->dev.v->poll_cq(l->c->cq, POLL_BATCH, wc);
         if (n < 0)
             hrd_vlink_broken_call(l, "reading the completion queue", EIO);
         /* A failure in their midst leaves the rest to be drained: they are off the queue already. */
@@ -587,7 +587,7 @@ static void check_silent(struct vlink *l)
             char text[160];
             snprintf(text, sizeof(text),
                      "nothing sent on queue pair %u of %s port %u was acknowledged for %" PRIu64 " ms", i,
-                     l->c->dev.name, l->c->dev.port, (now - q->silent_since) / 1000000);
+                     l->dev.name, l->dev.port, (now - q->silent_since) / 1000000);
             hrd_vlink_interrupt(&l->base, text);
         }
     }
@@ -615,7 +615,7 @@ static int verbs_arm(struct hrd_link *base)
     struct vlink *l = (struct vlink *)base;
     if (l->state != V_UP && l->state != V_DRAINING)
         return 0;
-    int err = l->c->dev.v->req_notify_cq(l->c->cq);
+    int err = l->dev.v->req_notify_cq(l->c->cq);
     if (err) {
         hrd_vlink_broken_call(l, "arming the completion queue", err);
         return 1;
@@ -630,7 +630,7 @@ static void completions_ready(struct hrd_pollable *p, uint32_t events)
     (void)events;
     if (l->state == V_BROKEN)
         return;
-    while (l->c->dev.v->next_cq_event(l->c->channel) == 0)
+    while (l->dev.v->next_cq_event(l->c->channel) == 0)
         ;
     verbs_poll(&l->base);
 }
@@ -683,12 +683,23 @@ void hrd_vlink_send_again(struct vlink *l)
 
 /* ---- open, close ------------------------------------------------------------------------------------------------ */
 
+void hrd_vlink_describe(struct vlink *l)
+{
+    const struct hrd_verbs_conn *c = l->c;
+    char at[64];
+    l->dev = c->dev;
+    if (c->dev.global)
+        snprintf(l->base.detail, sizeof(l->base.detail), "%.100s to %s", c->dev.text,
+                 hrd_verbs_gid_text(&c->remote.gid, at, sizeof(at)));
+    else
+        snprintf(l->base.detail, sizeof(l->base.detail), "%.100s to LID %u", c->dev.text, c->remote.lid);
+}
+
 static struct hrd_link *verbs_open(struct hrd_conn *conn, struct hrd_poller *poller,
                                    const struct hrd_link_handler *handler, void *owner)
 {
     struct hrd_verbs_conn *c = (struct hrd_verbs_conn *)conn;
     struct vlink *l = calloc(1, sizeof(*l));
-    char at[64];
     if (!l) {
         hrd_verbs_conn_free(c);
         errno = ENOMEM;
@@ -698,11 +709,7 @@ static struct hrd_link *verbs_open(struct hrd_conn *conn, struct hrd_poller *pol
         (struct hrd_link){.tp = &hrd_transport_verbs, .handler = handler, .owner = owner, .nstreams = c->n};
     l->poller = poller;
     l->c = c;
-    if (c->dev.global)
-        snprintf(l->base.detail, sizeof(l->base.detail), "%.100s to %s", c->dev.text,
-                 hrd_verbs_gid_text(&c->remote.gid, at, sizeof(at)));
-    else
-        snprintf(l->base.detail, sizeof(l->base.detail), "%.100s to LID %u", c->dev.text, c->remote.lid);
+    hrd_vlink_describe(l);
     for (unsigned i = 0; i < c->n; i++) {
         l->q[i].credits = HRD_VMSG_DEPTH;
         l->q[i].posted = HRD_VMSG_POSTED;
@@ -741,7 +748,7 @@ static void cancel(struct hrd_tx *tx)
 static void verbs_close(struct hrd_link *base)
 {
     struct vlink *l = (struct vlink *)base;
-    const struct hrd_verbs *v = l->c->dev.v;
+    const struct hrd_verbs *v = l->dev.v;
     if (l->state == V_UP || l->state == V_DRAINING)
         hrd_poller_del(l->poller, &l->completions);
     if (l->state != V_BROKEN)

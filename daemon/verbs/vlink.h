@@ -63,6 +63,7 @@ struct vlink {
     struct hrd_link base;
     struct hrd_poller *poller;
     struct hrd_verbs_conn *c;
+    struct hrd_verbs_device dev; /* c's, which is the control thread's to change while c is lent */
     struct hrd_pollable completions, events;
     enum vstate state;
     bool warned;
@@ -83,6 +84,8 @@ void hrd_vlink_sent(struct vlink *l, struct hrd_tx *tx);
 void hrd_vlink_report_sent(struct vlink *l);
 /* One good completion. */
 void hrd_vlink_completion(struct vlink *l, const struct ibv_wc *wc);
+/* Takes the device as c has it now, and describes the link anew. */
+void hrd_vlink_describe(struct vlink *l);
 /* The path is new: everything that the peer did not get is sent again. */
 void hrd_vlink_send_again(struct vlink *l);
 

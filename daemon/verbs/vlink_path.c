@@ -37,15 +37,15 @@ void hrd_vlink_broken(struct vlink *l, const char *why)
     hrd_poller_del(l->poller, &l->events);
     l->state = V_BROKEN;
     if (l->port_down)
-        snprintf(text, sizeof(text), "%s; port %u of %s went down %" PRIu64 " ms ago", why, l->c->dev.port,
-                 l->c->dev.name, (hrd_vlink_now() - l->port_down) / 1000000);
+        snprintf(text, sizeof(text), "%s; port %u of %s went down %" PRIu64 " ms ago", why, l->dev.port,
+                 l->dev.name, (hrd_vlink_now() - l->port_down) / 1000000);
     l->base.handler->lost(&l->base, l->port_down ? text : why);
 }
 
 void hrd_vlink_broken_call(struct vlink *l, const char *what, int err)
 {
     char text[160];
-    snprintf(text, sizeof(text), "%s failed on %s: %s", what, l->c->dev.name, strerror(err));
+    snprintf(text, sizeof(text), "%s failed on %s: %s", what, l->dev.name, strerror(err));
     hrd_vlink_broken(l, text);
 }
 
@@ -57,7 +57,7 @@ static void broken_by_device(struct vlink *l, const char *hint)
     struct ibv_wc wc;
     char text[400];
     snprintf(text, sizeof(text), "%s", hint);
-    for (unsigned i = 0; i < 4 * HRD_VSEND_WRS && l->c->dev.v->poll_cq(l->c->cq, 1, &wc) > 0; i++)
+    for (unsigned i = 0; i < 4 * HRD_VSEND_WRS && l->dev.v->poll_cq(l->c->cq, 1, &wc) > 0; i++)
         if (wc.status != IBV_WC_SUCCESS && wc.status != IBV_WC_WR_FLUSH_ERR) {
             hrd_verbs_wc_text(l->c, &wc, text, sizeof(text));
             break;
@@ -78,7 +78,7 @@ static bool of_the_path(enum ibv_wc_status status)
 /* why: "" when the completions are to say it. */
 static void interrupt(struct vlink *l, const char *why)
 {
-    const struct hrd_verbs *v = l->c->dev.v;
+    const struct hrd_verbs *v = l->dev.v;
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
     if (l->state != V_UP)
         return;
@@ -122,9 +122,9 @@ static void lend(struct vlink *l)
 {
     char text[sizeof(l->why) + 100];
     if (!l->why[0])
-        snprintf(l->why, sizeof(l->why), "a queue pair of %s failed without saying why", l->c->dev.name);
+        snprintf(l->why, sizeof(l->why), "a queue pair of %s failed without saying why", l->dev.name);
     if (l->port_down)
-        snprintf(text, sizeof(text), "%s; port %u of %s went down", l->why, l->c->dev.port, l->c->dev.name);
+        snprintf(text, sizeof(text), "%s; port %u of %s went down", l->why, l->dev.port, l->dev.name);
     else
         snprintf(text, sizeof(text), "%s", l->why);
     l->state = V_LENT;
@@ -140,7 +140,7 @@ unsigned hrd_vlink_drain(struct vlink *l)
     unsigned total = 0;
     int n = DRAIN_BATCH;
     while (n == DRAIN_BATCH && l->state == V_DRAINING) {
-        n = l->c->dev.v->poll_cq(l->c->cq, DRAIN_BATCH, wc);
+        n = l->dev.v->poll_cq(l->c->cq, DRAIN_BATCH, wc);
         for (int k = 0; k < n && l->state == V_DRAINING; k++)
             hrd_vlink_completion(l, &wc[k]);
         total += n > 0 ? (unsigned)n : 0;
@@ -166,6 +166,7 @@ void hrd_vlink_resume(struct hrd_link *base)
     if (l->state != V_LENT)
         return;
     read_events(l); /* of the old queue pairs */
+    hrd_vlink_describe(l);
     if (l->why[0]) {
         hrd_vlink_broken(l, l->why);
         return;
@@ -183,7 +184,7 @@ void hrd_vlink_resume(struct hrd_link *base)
 
 static bool gid_changed(const struct vlink *l)
 {
-    const struct hrd_verbs_device *d = &l->c->dev;
+    const struct hrd_verbs_device *d = &l->dev;
     struct ibv_gid_entry e;
     if (!d->global)
         return false;
@@ -193,7 +194,7 @@ static bool gid_changed(const struct vlink *l)
 
 static bool pkey_changed(const struct vlink *l)
 {
-    const struct hrd_verbs_device *d = &l->c->dev;
+    const struct hrd_verbs_device *d = &l->dev;
     uint16_t pkey = 0;
     return d->v->query_pkey(l->c->ctx, d->port, d->pkey_index, &pkey) != 0 || pkey != d->pkey;
 }
@@ -215,7 +216,7 @@ static void fatal(struct vlink *l, const char *fmt, ...)
 
 static void on_port_event(struct vlink *l, bool up)
 {
-    const struct hrd_verbs_device *d = &l->c->dev;
+    const struct hrd_verbs_device *d = &l->dev;
     uint64_t ms = l->port_down ? (hrd_vlink_now() - l->port_down) / 1000000 : 0;
     if (!up) { /* a short flap is ridden out by the device's retries, a longer one by new queue pairs */
         l->base.port_downs += l->port_down == 0;
@@ -232,7 +233,7 @@ static void on_port_event(struct vlink *l, bool up)
 
 static void on_event(struct vlink *l, const struct ibv_async_event *ev)
 {
-    const struct hrd_verbs_device *d = &l->c->dev;
+    const struct hrd_verbs_device *d = &l->dev;
     char at[64], text[200];
     bool port = ev->element.port_num == d->port;
     l->base.device_events++;
@@ -287,7 +288,7 @@ static void on_event(struct vlink *l, const struct ibv_async_event *ev)
 static void read_events(struct vlink *l)
 {
     struct ibv_async_event ev;
-    for (unsigned i = 0; i < 64 && l->state != V_BROKEN && l->c->dev.v->next_async_event(l->c->ctx, &ev) == 0;
+    for (unsigned i = 0; i < 64 && l->state != V_BROKEN && l->dev.v->next_async_event(l->c->ctx, &ev) == 0;
          i++)
         on_event(l, &ev);
 }
