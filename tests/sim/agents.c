@@ -139,6 +139,7 @@ static struct sim_rank *by_sid(struct sim *s, uint64_t sid)
 
 static void interrupted(struct sim *s, uint32_t i, uint32_t j, const struct hrd_event *ev)
 {
+    snprintf(s->node[i].interrupted, sizeof(s->node[i].interrupted), "%s", ev->text);
     if (!s->mend) {
         hrd_agent_link_down(s->node[i].agent, j + 100, ev->text);
         hrd_agent_link_down(s->node[j].agent, i + 100, "the other end closed the link");

@@ -37,6 +37,7 @@ struct sim_node {
     struct hrd_probe_result probe;
     uint32_t last_status;
     char last_text[HRP_COMM_TEXT];
+    char interrupted[HRP_COMM_TEXT]; /* why, the last time */
 };
 
 struct sim {
