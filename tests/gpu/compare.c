@@ -126,7 +126,7 @@ static void print_csv(const struct cmp_options *o, const struct cmp_page *page)
         const struct cmp_row *r = &page->row[i];
         for (unsigned c = 0; c < CMP_CONTENDERS; c++)
             if (r->p50[c] > 0)
-                fprintf(f, "%s,%ux%u,%s,%s,%s,%llu,%.1f,%.1f,%llu\n", o->label, o->nodes, o->ranks_a_node,
+                fprintf(f, "\"%s\",%ux%u,%s,%s,%s,%llu,%.1f,%.1f,%llu\n", o->label, o->nodes, o->ranks_a_node,
                         o->overlap, hrp_dtype_name(r->type), c == CMP_NCCL ? "nccl" : "hreduce",
                         (unsigned long long)r->bytes, r->p50[c], r->back_to_back[c],
                         (unsigned long long)r->wrong[c]);
