@@ -74,6 +74,9 @@ void hcl_gpu_harvest(struct hcl_comm *comm);
 bool hcl_gpu_spoil(struct hcl_comm *comm);
 /* Ops that their streams have not passed. */
 bool hcl_gpu_pending(struct hcl_comm *comm);
+/* What ops of streams on this comm did and why, added to the daemon's path report, which is one JSON object; json is freed and
+   the new text returned, or json itself. */
+char *hcl_gpu_report(struct hcl_comm *comm, char *json);
 /* Frees comm->gpu. False: streams may still come, nothing they touch may be unmapped. */
 bool hcl_gpu_deinit(struct hcl_comm *comm, uint64_t wait_ns);
 

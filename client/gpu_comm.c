@@ -2,6 +2,7 @@
 #include "client/gpu.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -105,7 +106,8 @@ static void warn_connections(void)
     if (v == NULL || (strcmp(v, "1") != 0 && strcmp(v, "2") != 0) || atomic_flag_test_and_set(&said))
         return;
     hcl_log(HCLIENT_LOG_WARN,
-            "CUDA_DEVICE_MAX_CONNECTIONS is %s: while one stream waits for a collective, %s the other streams of this "
+            "CUDA_DEVICE_MAX_CONNECTIONS is %s: while one stream waits for a collective, %s the other "
+            "streams of this "
             "process stand still. Set it to 8 or more",
             v, strcmp(v, "1") == 0 ? "all" : "half of");
 }
@@ -207,6 +209,48 @@ void hcl_gpu_harvest(struct hcl_comm *comm)
             hcl_gpu_unuse(comm->ctx, op);
     }
     pthread_mutex_unlock(&comm->post_lock);
+}
+
+/* ---- the report ---------------------------------------------------------------------------------------------------- */
+
+static void escape(const char *text, char *out, size_t size)
+{
+    size_t n = 0;
+    for (; *text != '\0' && n + 3 < size; text++) {
+        if (*text == '"' || *text == '\\')
+            out[n++] = '\\';
+        out[n++] = (unsigned char)*text < 0x20 ? ' ' : *text;
+    }
+    out[n] = '\0';
+}
+
+char *hcl_gpu_report(struct hcl_comm *comm, char *json)
+{
+    char *end = json != NULL ? strrchr(json, '}') : NULL;
+    if (end == NULL)
+        return json;
+    char because[sizeof(((struct hcl_gpu *)0)->staged_because) * 2] = "";
+    uint64_t shared = 0, staged = 0;
+    if (pthread_mutex_trylock(&comm->post_lock) != 0)
+        return json; /* a post that waits for a slot may take long */
+    bool any = comm->gpu != NULL;
+    if (any) {
+        shared = comm->gpu->imported_ops;
+        staged = comm->gpu->staged_ops;
+        escape(comm->gpu->staged_because, because, sizeof(because));
+    }
+    pthread_mutex_unlock(&comm->post_lock);
+    char *text;
+    if (!any || asprintf(&text,
+                         "%.*s, \"gpu_buffers\": {\"shared_ops\": %llu, \"staged_ops\": %llu, "
+                         "\"staged_because\": \"%s\"}}",
+                         (int)(end - json), json, (unsigned long long)shared, (unsigned long long)staged,
+                         because[0] != '\0' ? because
+                         : staged > 0       ? "small operations are copied"
+                                            : "") < 0)
+        return json;
+    free(json);
+    return text;
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------------- */

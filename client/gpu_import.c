@@ -248,12 +248,6 @@ static bool export(const struct hrg_driver *drv, struct hcl_gpu_memory *g, struc
     *part = NULL;
     if (managed) {
         refuse(g, "managed memory (cudaMallocManaged) cannot be shared; use cudaMalloc");
-    } else if (types & HRG_HANDLE_POSIX_FD) {
-        m->kind = HRP_GPU_VMM;
-        m->nparts = g->nparts;
-        *part = export_parts(drv, g);
-        if (*part == NULL && !g->refused)
-            refuse(g, "out of memory");
     } else if (legacy && g->nparts == 1) {
         struct hrg_ipc_handle handle;
         m->kind = HRP_GPU_LEGACY;
@@ -266,6 +260,12 @@ static bool export(const struct hrg_driver *drv, struct hcl_gpu_memory *g, struc
                      hrg_error_text(drv, r, text, sizeof(text)));
             g->refused = true;
         }
+    } else if (types & HRG_HANDLE_POSIX_FD) {
+        m->kind = HRP_GPU_VMM;
+        m->nparts = g->nparts;
+        *part = export_parts(drv, g);
+        if (*part == NULL && !g->refused)
+            refuse(g, "out of memory");
     } else {
         refuse(g, "it was allocated without a handle that can be exported (a memory pool, or PyTorch's "
                   "expandable segments); "
@@ -283,7 +283,7 @@ static struct hcl_gpu_memory *import(struct hcl_context *ctx, const struct hrg_d
     struct hcl_reply reply = HCL_REPLY_NULL;
     struct hcl_gpu_memory *g = survey(drv, p, bytes);
     if (g == NULL)
-        return NULL; /* odd memory: staged */
+        return NULL; /* memory of which the driver does not say where it begins: staged */
     if (!export(drv, g, &msg, &part)) {
         free(part);
         return g;

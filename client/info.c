@@ -6,6 +6,7 @@
 
 #include "client/comm.h"
 #include "client/futex.h"
+#include "client/gpu.h"
 
 static hclient_result_t get_number(hclient_comm_t handle, const char *call, size_t field, int *out)
 {
@@ -94,7 +95,7 @@ hclient_result_t hclient_comm_path(hclient_comm_t handle, char **json)
     else
         r = hcl_request(comm->ctx, &msg, NULL, 0, HRP_MSG_TEXT, HCL_REPLY_NS, &reply);
     if (r == HCLIENT_OK) {
-        *json = reply.text; /* the caller's */
+        *json = hcl_gpu_report(comm, reply.text); /* the caller's */
         reply.text = NULL;
     }
     hcl_reply_deinit(&reply);

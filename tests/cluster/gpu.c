@@ -4,6 +4,7 @@
  * kind; several streams on one communicator; ranks with GPU and ranks with host memory in one op; what is refused, and that it
  * leaves a capture intact. timeout: 240
  */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -235,6 +236,144 @@ static int managed(struct ht_env *e)
     return 0;
 }
 
+/* ---- memory that the daemon has ---------------------------------------------------------------------------- */
+
+/* Sums v[i] = i + rank over the ranks, in place at p, which is GPU memory of whatever kind. */
+static int sum_at(struct ht_env *e, hrg_ptr p, unsigned count, const char *what)
+{
+    static int32_t *host;
+    void *fresh;
+    if (host == NULL) {
+        HT_CUDA(e->me, drv->MemAllocHost(&fresh, 4 << 20));
+        host = fresh;
+    }
+    unsigned n = e->me->nranks;
+    for (unsigned i = 0; i < count; i++)
+        host[i] = (int32_t)(i + e->me->rank);
+    HT_CUDA(e->me, drv->MemcpyHtoDAsync(p, host, count * sizeof(int32_t), HRG_STREAM_PER_THREAD));
+    HT_TRY(e->me, hclient_all_reduce(e->comm, (void *)(uintptr_t)p, (void *)(uintptr_t)p, count,
+                                     HCLIENT_INT32, HCLIENT_SUM, HRG_STREAM_PER_THREAD, NULL));
+    HT_CUDA(e->me, drv->MemcpyDtoHAsync(host, p, count * sizeof(int32_t), HRG_STREAM_PER_THREAD));
+    HT_CUDA(e->me, drv->StreamSynchronize(HRG_STREAM_PER_THREAD));
+    for (unsigned i = 0; i < count; i++)
+        HT_EXPECT(e->me, host[i] == (int32_t)(n * i + n * (n - 1) / 2), "%s: element %u is %d", what, i,
+                  host[i]);
+    return 0;
+}
+
+/* An address that is used again is another allocation: what the daemon has of the old one is never mistaken for it. */
+static int address_used_again(struct ht_env *e)
+{
+    hrg_ptr first = 0, p;
+    unsigned again = 0;
+    for (unsigned i = 0; i < 40; i++) {
+        HT_CUDA(e->me, drv->MemAlloc(&p, 400000));
+        again += p == first;
+        first = p;
+        if (sum_at(e, p + 4 * (i % 3), 99000, "fresh memory") != 0)
+            return 1;
+        HT_CUDA(e->me, drv->MemFree(p));
+    }
+    HT_EXPECT(e->me, again > 0, "no address was used again, so nothing was tested");
+    return 0;
+}
+
+/* How often the driver's cuNAME was called by this process. */
+static unsigned calls(const char *name)
+{
+    void *lib = dlopen(getenv("HREDUCE_CUDA_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);
+    void *sym = lib ? dlsym(lib, "fake_cuda_calls") : NULL;
+    unsigned (*count)(const char *);
+    memcpy(&count, &sym, sizeof(count));
+    unsigned n = sym ? count(name) : 0;
+    if (lib)
+        dlclose(lib);
+    return n;
+}
+
+/* Parts of one allocation are one import. */
+static int slices(struct ht_env *e)
+{
+    hrg_ptr p;
+    unsigned before = calls("IpcGetMemHandle");
+    HT_CUDA(e->me, drv->MemAlloc(&p, 4 << 20));
+    for (unsigned i = 0; i < 60; i++)
+        if (sum_at(e, p + i * 40004, 10000 + i, "a slice") != 0)
+            return 1;
+    HT_EXPECT(e->me, calls("IpcGetMemHandle") == before + 1, "60 slices of one allocation were %u imports",
+              calls("IpcGetMemHandle") - before);
+    HT_CUDA(e->me, drv->MemFree(p));
+    return 0;
+}
+
+enum { MAPPING = 1 << 20, MAPPINGS = 4 };
+
+/* A segment of virtual memory that grows, as PyTorch's expandable ones do, with handles that can be exported or cannot. */
+static int growing(struct ht_env *e, int types, const char *what)
+{
+    hrg_ptr range;
+    hrg_handle handle;
+    hrg_device dev;
+    HT_CUDA(e->me, drv->CtxGetDevice(&dev));
+    const struct hrg_mem_prop prop = {.type = HRG_ALLOCATION_PINNED,
+                                      .requested_handle_types = types,
+                                      .location = {.type = HRG_LOCATION_DEVICE, .id = dev}};
+    const struct hrg_mem_access access = {.location = prop.location, .flags = HRG_ACCESS_READWRITE};
+    HT_CUDA(e->me, drv->MemAddressReserve(&range, (size_t)MAPPINGS * MAPPING, 0, 0, 0));
+    for (unsigned i = 0; i < MAPPINGS; i++) {
+        hrg_ptr at = range + (hrg_ptr)i * MAPPING;
+        HT_CUDA(e->me, drv->MemCreate(&handle, MAPPING, &prop, 0));
+        HT_CUDA(e->me, drv->MemMap(at, MAPPING, 0, handle, 0));
+        HT_CUDA(e->me, drv->MemRelease(handle));
+        HT_CUDA(e->me, drv->MemSetAccess(at, MAPPING, &access, 1));
+        /* Inside the newest mapping, and from its predecessor over the edge. */
+        if (sum_at(e, at + 400, 100000, what) != 0 || (i > 0 && sum_at(e, at - 120000, 100000, what) != 0))
+            return 1;
+    }
+    if (sum_at(e, range + 12, (unsigned)(MAPPINGS * MAPPING / 4 - 3), what) != 0)
+        return 1;
+    unsigned exported = calls("MemExportToShareableHandle");
+    HT_EXPECT(e->me, (exported > 0) == (types != 0), "%s: %u exports", what, exported);
+    HT_CUDA(e->me, drv->MemUnmap(range, (size_t)MAPPINGS * MAPPING));
+    HT_CUDA(e->me, drv->MemAddressFree(range, (size_t)MAPPINGS * MAPPING));
+    return 0;
+}
+
+static int pool(struct ht_env *e)
+{
+    hrg_ptr p;
+    HT_CUDA(e->me, drv->MemAllocAsync(&p, 400000, HRG_STREAM_PER_THREAD));
+    if (sum_at(e, p, 100000, "memory of a pool") != 0)
+        return 1;
+    HT_CUDA(e->me, drv->MemFreeAsync(p, HRG_STREAM_PER_THREAD));
+    return 0;
+}
+
+/* With HREDUCE_GPU_STAGED_BYTES of 0: whatever can be exported is. */
+static int run_shared(struct hpf_rank *me)
+{
+    struct ht_env e;
+    drv = ht_gpu_open(me);
+    if (drv == NULL || ht_join(&e, me, 0, NULL) != 0)
+        return 1;
+    static int (*const parts[])(struct ht_env *) = {address_used_again, slices,          shapes,
+                                                    younger_first,      streams_at_once, pool};
+    for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        if (parts[i](&e) != 0)
+            return 1;
+    if (growing(&e, 0, "virtual memory without a handle") != 0 ||
+        growing(&e, HRG_HANDLE_POSIX_FD, "exportable virtual memory") != 0)
+        return 1;
+    char *path;
+    HT_TRY(me, hclient_comm_path(e.comm, &path));
+    HT_EXPECT(me,
+              strstr(path, "\"gpu_buffers\"") && strstr(path, "cannot be exported") == NULL &&
+                  strstr(path, "handle that can be exported"),
+              "the path report does not say why memory was staged: %s", path);
+    hclient_free(path);
+    return ht_leave(&e);
+}
+
 static int run(struct hpf_rank *me)
 {
     struct ht_env e;
@@ -279,6 +418,10 @@ int main(void)
 {
     with("libcuda_fake.so.1", 1, 3, run);
     with("libcuda_fake.so.1", 2, 4, run);
+    setenv("HREDUCE_GPU_STAGED_BYTES", "0", 1);
+    with("libcuda_fake.so.1", 1, 2, run_shared);
+    with("libcuda_fake.so.1", 2, 4, run_shared);
+    unsetenv("HREDUCE_GPU_STAGED_BYTES");
     with("libcuda_fake_old.so.1", 1, 2, run_old);
     setenv("FAKE_CUDA_ATTR", "122=0", 1);
     with("libcuda_fake.so.1", 1, 2, run_old);
