@@ -148,7 +148,7 @@ struct hcl_outcome {
 /* True when the op is over; then *outcome, copied out and checked. *chunks: done so far. */
 bool hcl_op_over(struct hcl_comm *comm, uint64_t number, uint64_t *chunks, struct hcl_outcome *outcome);
 /* The op is complete, unless it was before; text (may be NULL) of a failure. Wakes nobody. Takes lock. */
-void hcl_op_complete(struct hcl_comm *comm, uint64_t number, hclient_result_t result, const char *why);
+void hcl_op_complete(struct hcl_comm *comm, uint64_t number, hclient_result_t result, const char *text);
 
 /* Waits until the op is complete, by whatever cause. */
 void hcl_wait_complete(struct hcl_comm *comm, uint64_t number);
