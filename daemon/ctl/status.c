@@ -55,9 +55,9 @@ static void print_gpus(const json_t *gpus)
         if (!json_is_true(json_object_get(g, "in_use")))
             printf("given back\n");
         else
-            printf("%" PRId64 " allocations mapped (%s), %s of its memory taken by the engines\n",
-                   ctl_int(g, "imports"), ctl_bytes(ctl_int(g, "import_bytes")),
-                   ctl_bytes(ctl_int(g, "engine_bytes")));
+            printf("%" PRId64 " allocation%s mapped (%s), %s of its memory taken by the engines\n",
+                   ctl_int(g, "imports"), ctl_int(g, "imports") == 1 ? "" : "s",
+                   ctl_bytes(ctl_int(g, "import_bytes")), ctl_bytes(ctl_int(g, "engine_bytes")));
         if (json_object_get(g, "lost"))
             printf("            %s\n", ctl_str(g, "lost", ""));
         if (json_object_get(g, "no_sm"))
