@@ -246,7 +246,7 @@ link = $(CC) $(CFLAGS_ALL) $(EXE_LDFLAGS) $(LDFLAGS_ALL) -o $@
 .PHONY: daemon-libs
 daemon-libs:
 	@pkg-config --exists $(DAEMON_PKGS) $(DAEMON_HEADERS) 2>/dev/null || { echo "hreduced needs pkg-config and the development\
-	 files of: $(DAEMON_PKGS) $(DAEMON_HEADERS). On Debian 'make deps' installs them." >&2; exit 1; }
+	 files of: $(DAEMON_PKGS) $(DAEMON_HEADERS). On Debian 'make deps' installs them (as root) or lists them." >&2; exit 1; }
 $(call objs,$(DAEMON_SRC) $(CTL_SRC)): | daemon-libs
 
 DAEMON_PARTS := daemon kernels proto
@@ -473,7 +473,10 @@ install: $(if $(SKIP_BUILD),,all)
 
 # The configuration stays: it is the administrator's.
 uninstall:
-	rm -f $(foreach i,$(INSTALLED),$(DESTDIR)$(call field,$(i),2)) $(DESTDIR)$(LIBDIR)/libhclient.so
+	@set -e; for f in $(foreach i,$(INSTALLED),$(DESTDIR)$(call field,$(i),2)) $(DESTDIR)$(LIBDIR)/libhclient.so; do \
+	    echo "  RM   $$f"; rm -f "$$f"; done
+	@rmdir $(DESTDIR)$(PYTHONDIR)/hclient $(DESTDIR)$(UNITDIR) 2>/dev/null || true
+	@[ ! -e $(CONF_PLACE) ] || echo '  KEEP $(CONF_PLACE)'
 
 # ---------------------------------------------------------------- help, cleaning
 

@@ -136,9 +136,12 @@ static hclient_result_t read_rank(const struct launcher *l, struct hcl_launch *o
 {
     const char *rank = env(l->rank), *nranks = env(l->nranks);
     long r, n;
-    if (nranks == NULL || !parse_number(nranks, HRP_MAX_RANKS, &n) || n == 0)
+    if (nranks == NULL)
+        return hcl_fail(HCLIENT_INVALID_ARGUMENT, "%s is set but %s is not; it must be 1 to %u", l->rank,
+                        l->nranks, HRP_MAX_RANKS);
+    if (!parse_number(nranks, HRP_MAX_RANKS, &n) || n == 0)
         return hcl_fail(HCLIENT_INVALID_ARGUMENT, "%s is set but %s is '%s'; it must be 1 to %u", l->rank,
-                        l->nranks, nranks != NULL ? nranks : "", HRP_MAX_RANKS);
+                        l->nranks, nranks, HRP_MAX_RANKS);
     if (!parse_number(rank, n - 1, &r))
         return hcl_fail(HCLIENT_INVALID_ARGUMENT, "%s is '%s'; it must be 0 to %ld (%s - 1)", l->rank, rank,
                         n - 1, l->nranks);

@@ -84,6 +84,19 @@ bool hcl_regions_take(struct hcl_regions *r, uintptr_t base, struct hcl_region *
     return found;
 }
 
+size_t hcl_regions_overrun(struct hcl_regions *r, const void *p, size_t len)
+{
+    uintptr_t a = (uintptr_t)p;
+    size_t over = 0;
+    pthread_rwlock_rdlock(&r->lock);
+    size_t at = upto(r, a);
+    const struct hcl_region *g = at > 0 ? &r->v[at - 1] : NULL;
+    if (g != NULL && a - g->base < g->len && len > g->len - (a - g->base))
+        over = len - (g->len - (a - g->base));
+    pthread_rwlock_unlock(&r->lock);
+    return over;
+}
+
 bool hcl_regions_find(struct hcl_regions *r, const void *p, size_t len, uint32_t *id, uint64_t *offset)
 {
     uintptr_t a = (uintptr_t)p;
@@ -128,7 +141,7 @@ static hclient_result_t alloc_in(struct hcl_context *ctx, size_t size, void **pt
     struct hrp_msg msg = {.type = HRP_MSG_ALLOC};
     msg.body.alloc.bytes = size;
     struct hcl_reply reply = HCL_REPLY_NULL;
-    hclient_result_t r = hcl_request(ctx, &msg, NULL, 0, HRP_MSG_MEMORY, HCL_ALLOC_NS, &reply);
+    hclient_result_t r = hcl_request(ctx, &msg, NULL, 0, HRP_MSG_MEMORY, hcl_alloc_ns(size), &reply);
     if (r != HCLIENT_OK)
         return r;
     struct hcl_region region = {.base = 0};
@@ -261,7 +274,7 @@ hclient_result_t hclient_mem_import_fd(void *addr, size_t bytes, int fd, uint64_
     msg.body.import.offset = offset;
     msg.body.import.bytes = bytes;
     struct hcl_reply reply = HCL_REPLY_NULL;
-    r = hcl_request(ctx, &msg, &fd, 1, HRP_MSG_REGISTERED, HCL_ALLOC_NS, &reply);
+    r = hcl_request(ctx, &msg, &fd, 1, HRP_MSG_REGISTERED, hcl_alloc_ns(bytes), &reply);
     if (r == HCLIENT_OK) {
         uint32_t id = reply.msg.body.buffer.id;
         struct hcl_region region = {.base = (uintptr_t)addr, .len = bytes, .id = id};

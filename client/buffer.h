@@ -33,5 +33,7 @@ int hcl_regions_add(struct hcl_regions *r, const struct hcl_region *region);
 bool hcl_regions_take(struct hcl_regions *r, uintptr_t base, struct hcl_region *region);
 /* Whether [p, p + len) lies in one region; then its id and the offset of p in it. */
 bool hcl_regions_find(struct hcl_regions *r, const void *p, size_t len, uint32_t *id, uint64_t *offset);
+/* How many of the `len` bytes at p lie behind the end of the region that p is in; 0 also where p is in none. */
+size_t hcl_regions_overrun(struct hcl_regions *r, const void *p, size_t len);
 
 #endif

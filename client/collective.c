@@ -45,8 +45,8 @@ static hclient_result_t check_sizes(const struct hcl_comm *comm, struct hcl_call
     return HCLIENT_OK;
 }
 
-static hclient_result_t check_buffer(const struct hcl_call *c, const char *what, const char *p,
-                                     uint64_t bytes)
+static hclient_result_t check_buffer(const struct hcl_comm *comm, const struct hcl_call *c, const char *what,
+                                     const char *p, uint64_t bytes)
 {
     if (bytes == 0)
         return HCLIENT_OK;
@@ -57,6 +57,13 @@ static hclient_result_t check_buffer(const struct hcl_call *c, const char *what,
         return hcl_fail(HCLIENT_INVALID_ARGUMENT,
                         "%s: %s %p and %" PRIu64 " bytes reach over the end of the address space", c->name,
                         what, (const void *)p, bytes);
+    size_t over = hcl_regions_overrun(&comm->ctx->regions, p, bytes);
+    if (over > 0)
+        return hcl_fail(HCLIENT_INVALID_ARGUMENT,
+                        "%s: %s %p and %" PRIu64
+                        " bytes reach %zu bytes over the end of the shared memory that it lies in; is "
+                        "the count right?",
+                        c->name, what, (const void *)p, bytes, over);
     return HCLIENT_OK;
 }
 
@@ -84,9 +91,9 @@ static hclient_result_t check(const struct hcl_comm *comm, struct hcl_call *c)
 {
     hclient_result_t r = check_sizes(comm, c);
     if (r == HCLIENT_OK)
-        r = check_buffer(c, "send", c->send, c->send_bytes);
+        r = check_buffer(comm, c, "send", c->send, c->send_bytes);
     if (r == HCLIENT_OK)
-        r = check_buffer(c, "recv", c->recv, c->recv_bytes);
+        r = check_buffer(comm, c, "recv", c->recv, c->recv_bytes);
     return r == HCLIENT_OK ? check_overlap(comm, c) : r;
 }
 

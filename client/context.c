@@ -134,7 +134,7 @@ static hclient_result_t dial(struct hcl_context *ctx, uint64_t deadline)
                             ctx->socket_path, (unsigned)getuid(), strerror(err));
         return hcl_fail(HCLIENT_DAEMON_LOST,
                         "cannot connect to the hreduced daemon at %s: %s; is it running (systemctl status "
-                        "hreduced)? HREDUCE_SOCKET names another socket",
+                        "hreduced)? Where its socket is another one, set HREDUCE_SOCKET",
                         ctx->socket_path, strerror(err));
     }
 }

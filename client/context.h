@@ -14,12 +14,17 @@
 
 #include "client/buffer.h"
 #include "client/error.h"
+#include "client/futex.h"
 #include "client/gpu_import.h"
 #include "proto/shm.h"
 #include "proto/wire.h"
 
 #define HCL_REPLY_NS (10 * HCL_SEC) /* for requests that the daemon answers at once */
-#define HCL_ALLOC_NS (60 * HCL_SEC) /* for memory, which it must first fill */
+/* For memory of so many bytes, which it must first fill: 32 MiB/s is what a machine without a free core does. */
+static inline uint64_t hcl_alloc_ns(uint64_t bytes)
+{
+    return (60 + bytes / (UINT64_C(32) << 20)) * HCL_SEC;
+}
 
 /* How long the daemon has, after a comm failed or was aborted, to let go of the buffers of an op: longer than it may be
    silent (10 s), so that no buffer is handed back which a slow daemon may still write. It answers in milliseconds, or aborts itself

@@ -237,7 +237,8 @@ HCLIENT_API void hclient_free(void *p);
 
 /*
  * Memory shared with the daemon: collectives on it copy nothing on the way to the daemon. Made by the daemon
- * of HREDUCE_SOCKET, zeroed, page-aligned; counts against its quota. Waits for the daemon, up to 60 s.
+ * of HREDUCE_SOCKET, zeroed, page-aligned; counts against its quota. Waits for the daemon, up to 60 s and
+ * one more for each 32 MiB.
  * Usable with every communicator of that daemon; after HCLIENT_DAEMON_LOST it stays readable and writable,
  * and new communicators treat it as ordinary memory. size > 0.
  */

@@ -40,7 +40,8 @@ hclient_result_t hcl_stage_window(struct hcl_comm *comm)
     struct hrp_msg msg = {.type = HRP_MSG_WINDOW};
     msg.body.slot.slot = comm->slot;
     struct hcl_reply reply = HCL_REPLY_NULL;
-    hclient_result_t r = hcl_request(comm->ctx, &msg, NULL, 0, HRP_MSG_MEMORY, HCL_ALLOC_NS, &reply);
+    hclient_result_t r =
+        hcl_request(comm->ctx, &msg, NULL, 0, HRP_MSG_MEMORY, hcl_alloc_ns(comm->ctx->window_bytes), &reply);
     if (r != HCLIENT_OK)
         return r;
     uint64_t bytes = reply.msg.body.memory.bytes;

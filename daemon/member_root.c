@@ -33,7 +33,9 @@ static void fail_to_nodes(struct hrd_daemon *d, const struct rset *s, uint32_t s
 static void set_fail(struct hrd_daemon *d, struct rset *s, uint32_t status, const char *text)
 {
     char key[128];
-    hrd_log(HRD_LOG_WARNING, "%s was not made: %s", hrd_key_text(&s->key, key, sizeof(key)), text);
+    hrd_key_text(&s->key, key, sizeof(key));
+    bool named = strncmp(text, key, strlen(key)) == 0; /* most of the sentences begin so */
+    hrd_log(HRD_LOG_WARNING, "%s%s%s", named ? "" : key, named ? "" : " was not made: ", text);
     if (s->state == RSET_VOTE)
         fail_to_nodes(d, s, status, text);
     else
@@ -408,7 +410,7 @@ static void set_progress(struct hrd_daemon *d, struct rset *s)
     for (uint32_t r = 0; r < s->key.nranks; r++)
         if (!hrd_rset_rank(s, r))
             missing[n++] = r;
-    hrd_notice("%s: waiting for rank%s %s since %llu s", hrd_key_text(&s->key, key, sizeof(key)),
+    hrd_notice("%s: waiting for rank%s %s for %llu s", hrd_key_text(&s->key, key, sizeof(key)),
                n == 1 ? "" : "s", hrd_ranks_text(missing, n, ranks, sizeof(ranks)),
                (unsigned long long)(now - s->start) / 1000);
     free(missing);

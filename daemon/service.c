@@ -270,8 +270,8 @@ static void reload(struct service *s)
     unsigned restart = 0;
     unsigned taken = hrd_config_reload(&s->d.cfg, &fresh, report_restart_key, &restart);
     hrd_log_set_level(s->d.cfg.log_level);
-    hrd_notice("%s read again: %u key%s changed, %u need%s a restart", s->config_path, taken,
-               taken == 1 ? "" : "s", restart, restart == 1 ? "s" : "");
+    hrd_notice("%s read again: %u key%s taken over; %u other%s need%s a restart", s->config_path, taken,
+               taken == 1 ? "" : "s", restart, restart == 1 ? "" : "s", restart == 1 ? "s" : "");
 }
 
 static void on_sighup(uv_signal_t *handle, int signum)

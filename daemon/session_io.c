@@ -296,7 +296,7 @@ static void on_death(uv_poll_t *handle, int status, int events)
     char why[64];
     (void)status;
     (void)events;
-    snprintf(why, sizeof(why), "process %d died", (int)p->pub.pid);
+    snprintf(why, sizeof(why), "process %d ended (killed, or it exited without leaving)", (int)p->pub.pid);
     hrd_session_kill(&p->pub, why);
 }
 

@@ -345,6 +345,7 @@ static json_t *totals_json(const struct hrd_snapshot_comm *t)
     json_t *o = json_object(), *times = json_array();
     set_int(o, "ops_done", t->ops_done);
     set_int(o, "ops_failed", t->ops_failed);
+    set_int(o, "communicators_failed", t->failures);
     set_int(o, "bytes", t->bytes);
     set_int(o, "staged_bytes", t->staged_bytes);
     set_int(o, "tx_bytes", t->tx_bytes);

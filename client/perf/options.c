@@ -352,6 +352,24 @@ static const char *option_name(int opt, char *buf, size_t len)
     return "option";
 }
 
+/* What the help says about the values of an option: its first line there, without the name. */
+static const char *option_help(const char *name, char *buf, size_t len)
+{
+    const char *at = help;
+    size_t n = strlen(name);
+    buf[0] = 0;
+    while ((at = strstr(at, name)) != NULL && at[n] != ' ')
+        at += n;
+    if (at == NULL)
+        return buf;
+    at += n;
+    at += strspn(at, " ");
+    at += strcspn(at, " "); /* the value's name */
+    at += strspn(at, " ");
+    snprintf(buf, len, "%.*s", (int)strcspn(at, "\n"), at);
+    return buf;
+}
+
 static enum hpf_parse check_together(struct hpf_options *o)
 {
     if (o->coll == HRP_BARRIER)
@@ -390,7 +408,7 @@ enum hpf_parse hpf_options_parse(struct hpf_options *o, int argc, char **argv)
         .name = "hreduce-perf",
     };
     int opt;
-    char name[32];
+    char name[32], allowed[128];
     opterr = 0;
     optind = 1;
     while ((opt = getopt_long(argc, argv, ":b:e:i:f:d:o:r:n:w:c:z:T:h", options, NULL)) != -1) {
@@ -402,8 +420,11 @@ enum hpf_parse hpf_options_parse(struct hpf_options *o, int argc, char **argv)
             return bad("%s is no option of hreduce-perf", argv[optind - 1]);
         if (opt == ':')
             return bad("%s needs a value", argv[optind - 1]);
-        if (!parse_one(o, opt, optarg))
-            return bad("%s cannot be '%s'", option_name(opt, name, sizeof(name)), optarg);
+        if (!parse_one(o, opt, optarg)) {
+            option_name(opt, name, sizeof(name));
+            return bad("%s cannot be '%s'; it is: %s", name, optarg,
+                       option_help(name, allowed, sizeof(allowed)));
+        }
     }
     if (optind < argc)
         return bad("'%s' is no option", argv[optind]);

@@ -52,6 +52,10 @@ static int join(struct hpf_world *w)
     fill_config(w->o, &config);
     hclient_result_t r;
     if (!w->local) {
+        if (!getenv("RANK") && !getenv("OMPI_COMM_WORLD_RANK") && !getenv("SLURM_PROCID"))
+            return hpf_world_fail(
+                w, "no launcher's variables are set: start the ranks with torchrun, mpirun or srun, "
+                   "or try --local 2x2, which starts daemons and ranks on this machine");
         r = hclient_comm_init_name(&w->comm, w->o->name, &config);
         return r == HCLIENT_OK ? 0 : hpf_world_call_failed(w, r, "joining the communicator");
     }

@@ -139,7 +139,8 @@ static void coordinator_ack(struct acomm *c, uint64_t number, uint32_t node, con
     }
     uint32_t status = f->status;
     fail_free(c, f);
-    hrd_log_event(HRD_LOG_WARNING, HRD_MSGID_COMM_FAILED, c->id, "op failed on all ranks: %s", text);
+    hrd_log_event(HRD_LOG_WARNING, HRD_MSGID_COMM_FAILED, c->id,
+                  "comm %016" PRIx64 ": op failed on all ranks: %s", c->id, text);
     struct hrp_frame frame = hrd_frame(c, HRP_FRAME_OP_FAILED, number);
     frame.status = (uint8_t)status;
     hrd_frames_send_all(c, &frame, text);

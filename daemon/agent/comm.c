@@ -127,6 +127,7 @@ static void unlink_rank(struct arank *r)
 
 void hrd_comm_count(struct hrd_snapshot_comm *sum, const struct hrd_snapshot_comm *c)
 {
+    sum->failures += c->failures;
     sum->ops_done += c->ops_done;
     sum->ops_failed += c->ops_failed;
     sum->bytes += c->bytes;
@@ -270,10 +271,12 @@ void hrd_comm_fail(struct acomm *c, uint32_t status, bool tell, const char *fmt,
         memcpy(area->text, c->text, n);
         atomic_store_explicit(&area->state, HRP_COMM_FAILED, memory_order_release);
     }
+    c->stat.failures = 1;
     c->seen_ticks = 0;
     c->seen_works = c->works;
     if (c->nleft < c->nlocal)
-        hrd_log_event(HRD_LOG_WARNING, HRD_MSGID_COMM_FAILED, c->id, "communicator failed: %s", c->text);
+        hrd_log_event(HRD_LOG_WARNING, HRD_MSGID_COMM_FAILED, c->id, "comm %016" PRIx64 " failed: %s", c->id,
+                      c->text);
     hrd_agent_emit(c->a, HRD_EV_COMM_FAILED, 0, c->id, 0, status, c->text);
 }
 

@@ -63,9 +63,13 @@ static void print_totals(const json_t *totals)
     single("hreduce_ops_total", "counter", "Operations completed on this node.", ctl_int(totals, "ops_done"));
     single("hreduce_op_errors_total", "counter", "Errors given to local ranks, one a rank and operation.",
            ctl_int(totals, "ops_failed"));
+    single("hreduce_communicator_failures_total", "counter",
+           "Communicators that failed: a rank or peer was lost, or a rank aborted.",
+           ctl_int(totals, "communicators_failed"));
     single("hreduce_data_bytes_total", "counter", "Bytes of the data that completed operations were about.",
            ctl_int(totals, "bytes"));
-    single("hreduce_staged_bytes_total", "counter", "Of them, those that passed through a staging window.",
+    single("hreduce_staged_bytes_total", "counter",
+           "Bytes that ranks of this node passed through staging windows: each rank's count.",
            ctl_int(totals, "staged_bytes"));
     family("hreduce_algorithm_ops_total", "counter", "Completed operations by algorithm between the nodes.");
     json_object_foreach((json_t *)algorithms, algorithm, ops)
@@ -83,9 +87,10 @@ static void print_link(const json_t *p, const json_t *l)
         printf("hreduce_peer_bytes_total{");
         print_label("peer", ctl_str(p, "name", "?"));
         putchar(',');
-        print_label("address", ctl_str(l, "address", "?"));
-        putchar(',');
         print_label("transport", ctl_str(l, "transport", "?"));
+        if (json_object_get(l, "traffic_class"))
+            printf(",service_level=\"%" PRId64 "\",traffic_class=\"%" PRId64 "\"",
+                   ctl_int(l, "service_level"), ctl_int(l, "traffic_class"));
         printf(",direction=\"%s\"} %" PRId64 "\n", tx ? "tx" : "rx",
                ctl_int(l, tx ? "tx_bytes" : "rx_bytes"));
     }

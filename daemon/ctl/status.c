@@ -116,7 +116,7 @@ static const char *activity(const json_t *c)
 {
     const char *status = ctl_str(c, "status", "");
     if (ctl_str(c, "missing", "")[0] != '\0')
-        return ctl_format("waits for rank %s since %s", ctl_str(c, "missing", ""),
+        return ctl_format("waits for rank %s for %s", ctl_str(c, "missing", ""),
                           ctl_age((double)ctl_int(c, "age_ms") / 1000));
     if (status[0] == '\0')
         return ctl_str(c, "state", "being made");

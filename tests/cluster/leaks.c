@@ -98,8 +98,7 @@ static void run_job(struct hpf_cluster *c)
 
 static bool same(const struct holding *a, const struct holding *b)
 {
-    return a->fds == b->fds && a->threads == b->threads && a->arena_used == b->arena_used &&
-           a->session_bytes == b->session_bytes;
+    return a->threads == b->threads && a->arena_used == b->arena_used && a->session_bytes == b->session_bytes;
 }
 
 /* The daemon learns of a process's end a moment after us. as_before: what to wait for, or NULL. */
@@ -108,17 +107,20 @@ static struct holding settled(struct hpf_cluster *c, unsigned node, const struct
     long long deadline = hpf_now_ms() + ht_ms(10000);
     struct holding h = look(c, node), last;
     unsigned looks = 0;
+    long least = h.fds; /* the session of the one that asks may still be open, or just gone */
     while (looks < LOOKS_AT_REST && hpf_now_ms() < deadline) {
         hpf_sleep_ms(50);
         last = h;
         h = look(c, node);
+        least = h.fds < least ? h.fds : least;
         /* The one that asks is a client too. */
         bool rest =
-            h.sessions <= 1 && h.comms == 0 && same(&h, &last) && (!as_before || h.fds <= as_before->fds);
+            h.sessions <= 1 && h.comms == 0 && same(&h, &last) && (!as_before || least <= as_before->fds);
         looks = rest ? looks + 1 : 0;
     }
     HT_CHECK(h.sessions <= 1 && h.comms == 0,
              "node %u keeps %" PRIu64 " sessions and %" PRIu64 " communicators", node, h.sessions, h.comms);
+    h.fds = least;
     return h;
 }
 

@@ -327,7 +327,7 @@ def test_death_of_a_process_with_children():
         os.waitpid(parent, 0)
         wait_for("the session to end", lambda: json.loads(d.ctl("status", "--json").stdout)["clients"]["sessions"] == 0, 1)
         check(time.monotonic() - begin < 1, "it took longer than a second")
-        check(f"process {parent} died" in d.text(), "the log does not say that it died")
+        check(f"process {parent} ended" in d.text(), "the log does not say that it ended")
         for child in children:
             os.kill(int(child), 9)
         os.close(ready)

@@ -57,7 +57,7 @@ void hrd_agent_session_end(struct hrd_agent *a, uint64_t sid, const char *why)
 {
     (void)a;
     hear("agent: end %d: %s\n", (int)sid,
-         strstr(why, "died")                    ? "died"
+         strstr(why, "ended (killed")           ? "died"
          : strstr(why, "closed its connection") ? "left"
                                                 : why);
 }
