@@ -288,8 +288,8 @@ static struct hcl_gpu_memory *import(struct hcl_context *ctx, const struct hrg_d
         free(part);
         return g;
     }
-    *result = hcl_request_parts(ctx, &msg, part, msg.body.import_gpu.nparts, HRP_MSG_REGISTERED, HCL_ALLOC_NS,
-                                &reply);
+    *result = hcl_request_parts(ctx, &msg, part, msg.body.import_gpu.nparts, HRP_MSG_REGISTERED,
+                                hcl_alloc_ns(0), &reply);
     if (part != NULL)
         close_parts(part, g->nparts);
     if (*result == HCLIENT_OK) {

@@ -204,6 +204,14 @@ static void test_memory(void **state)
     OK(hclient_comm_deregister(comm, handle));
     BAD("not a registration", hclient_comm_deregister(comm, handle));
     BAD("not a registration", hclient_comm_deregister(comm, v));
+    /* Not staged over what lies behind it. */
+    hclient_op_t op;
+    OK(hclient_mem_alloc(&p, 4096));
+    BAD("4 bytes over the end of the shared memory",
+        hclient_all_reduce(comm, v, p, 1025, HCLIENT_INT32, HCLIENT_SUM, NULL, &op));
+    BAD("4000 bytes over the end of the shared memory",
+        hclient_all_reduce(comm, (char *)p + 4000, p, 1024, HCLIENT_INT32, HCLIENT_SUM, NULL, &op));
+    OK(hclient_mem_free(p));
     OK(hclient_comm_destroy(comm));
     int version;
     OK(hclient_get_version(&version));

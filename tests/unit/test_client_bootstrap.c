@@ -105,7 +105,7 @@ static void test_torchrun(void **state)
     assert_int_equal(hcl_local_rank(), -1);
     bad("no launcher");
     set_env("RANK", "3", NULL);
-    bad("WORLD_SIZE is ''");
+    bad("WORLD_SIZE is not");
     set_env("RANK", "3", "WORLD_SIZE", "3", "MASTER_ADDR", "127.0.0.1", NULL);
     bad("RANK is '3'; it must be 0 to 2");
     set_env("RANK", "1x", "WORLD_SIZE", "3", "MASTER_ADDR", "127.0.0.1", NULL);
