@@ -8,7 +8,7 @@
 /* In the order in which one thing needs the other. */
 const struct hrd_check hrd_checks[] = {
     {"kernel", "host", hrd_check_kernel, false},
-    {"clock", "host", hrd_check_clock, false},
+    {"clock", "host", hrd_check_clock, true}, /* ProtectClock= in the unit hides it from the daemon */
     {"cpu-governor", "host", hrd_check_governor, false},
     {"memlock", "limits", hrd_check_memlock, false},
     {"open-files", "limits", hrd_check_nofile, false},

@@ -110,7 +110,7 @@ struct hrd_check {
     const char *name;  /* "memlock": stable, for scripts */
     const char *group; /* "limits" */
     void (*run)(const struct hrd_machine *m, struct hrd_finding *f);
-    bool root; /* sees more as root */
+    bool root; /* sees more as root, outside of the unit's sandbox */
 };
 
 extern const struct hrd_check hrd_checks[];
