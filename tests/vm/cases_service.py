@@ -64,12 +64,12 @@ def reload(nodes):
 
 
 def restart(nodes):
-    """After a restart of one node, then of all, jobs run as before."""
-    for some in (nodes[1:2], nodes):
-        old = [node.pid() for node in some]
-        everywhere(some, "systemctl restart hreduced.service")
-        expect(all(n.pid() not in (0, o) for n, o in zip(some, old)), "a restart did not make a new process")
-        Perf(nodes, "-b 64K -n 2 -w 0").ok()
+    """After a restart of one node jobs run as before."""
+    node = nodes[1]
+    old = node.pid()
+    node.systemctl("restart", "hreduced.service")
+    expect(node.pid() not in (0, old), "a restart did not make a new process")
+    Perf(nodes, "-b 64K -n 2 -w 0").ok()
 
 
 def socket_activation(nodes):

@@ -29,7 +29,7 @@ CLONE_NEWNET = 0x40000000
 ADDRESS = "10.9.0.{}"
 KVM = os.environ.get("HREDUCE_VM_KVM") == "1"
 # For a machine to come up. Two emulated ones take 12 s when nothing else runs.
-BOOT_LIMIT = 300
+BOOT_LIMIT = 600
 # Of services that have no business in a machine that lives for minutes.
 MASKED = ["systemd-udevd.service", "systemd-udev-trigger.service", "systemd-udevd-control.socket",
           "systemd-udevd-kernel.socket", "systemd-binfmt.service", "proc-sys-fs-binfmt_misc.automount",
