@@ -182,7 +182,7 @@ struct hrd_snapshot_comm {
     uint64_t comm;
     uint32_t nranks, nnodes, node, nlocal;
     uint32_t status;
-    uint64_t failures; /* 1: the comm failed, in a sum: how many did */
+    uint64_t failures;                    /* 1: the comm failed, in a sum: how many did */
     uint64_t ops_done, ops_failed, bytes; /* bytes: of data spaces of completed ops */
     uint64_t tx_bytes, rx_bytes;          /* payload and headers of data frames */
     uint64_t staged_bytes;

@@ -101,8 +101,8 @@ bool hrd_config_differs(const struct hrp_comm_config *a, const struct hrp_comm_c
     if (a->service_level != b->service_level || a->traffic_class != b->traffic_class) {
         bool sl = a->service_level != b->service_level;
         *field = sl ? "service level" : "traffic class";
-        snprintf(va, 32, "%u", sl ? a->service_level : a->traffic_class);
-        snprintf(vb, 32, "%u", sl ? b->service_level : b->traffic_class);
+        snprintf(va, 32, "%u", (unsigned)(sl ? a->service_level : a->traffic_class));
+        snprintf(vb, 32, "%u", (unsigned)(sl ? b->service_level : b->traffic_class));
         return true;
     }
     if (a->require != b->require) {

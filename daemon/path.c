@@ -199,7 +199,8 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
     if (slow && !tcp_asked(member)) {
         const char *why = json_string_value(json_object_get(slow, "reason"));
         wanted(s, "verbs", why ? why : "the link is lost",
-               "what the reason says; or accept it with transport = tcp");
+               "'hreducectl doctor' on that node says what to do; where the cluster has no RDMA adapters, "
+               "set transport = tcp");
     }
     json_object_set_new(s, "peers", peers);
 }
