@@ -79,8 +79,8 @@ static unsigned edit_distance(const char *a, const char *b)
 static const char *similar_key(const char *name)
 {
     const char *found = NULL;
-    /* A third of the letters may be wrong: more is another word. */
-    unsigned best = (unsigned)strlen(name) / 3 + 1;
+    /* Up to half of the letters may be wrong (two that changed places count twice): more is another word. */
+    unsigned best = (unsigned)strlen(name) / 2 + 1;
     best = best < 4 ? best : 4;
     for (unsigned i = 0; i < hrd_nkeys; i++) {
         unsigned d = hrd_keys[i].name ? edit_distance(name, hrd_keys[i].name) : best;
