@@ -6,7 +6,9 @@
  * - Device memory is a memfd. A device address is the address of its mapping with FAKE_TAG set, which no CPU can follow:
  *   code that reads device memory by itself ends with a signal, as on a real machine it would. Host memory that was
  *   registered has such a device address too, beside its own.
- * - An IPC handle names the exporter's descriptor (/proc/PID/fd/N); a mapping outlives the exporter. VMM handles are memfds.
+ * - An IPC handle names the exporter's descriptor (/proc/PID/fd/N); a mapping outlives the exporter. It belongs to the context
+ *   that opened it: another has an address of its own, and kernels elsewhere fault, whatever peers may do. VMM handles are
+ *   memfds.
  * - A stream is a queue that a thread works off in order. With CUDA_DEVICE_MAX_CONNECTIONS=N all streams of a process share N
  *   threads, as they share hardware queues; without it each has its own.
  * - Waits and writes of words, events, the legacy default stream's two-sided order, per-thread streams and capture (with
@@ -125,7 +127,8 @@ struct fake_alloc {
     int fd;    /* -1: none */
     int index; /* of the device; -1: host memory */
     unsigned long long id;
-    unsigned refs; /* imports: opens */
+    unsigned refs; /* imports: opens, all in the context of one device: */
+    int opened;    /* its index */
     ino_t inode;   /* imports and exports */
     struct fake_vmm *vmm;
     bool accessible; /* VMM: cuMemSetAccess was called */

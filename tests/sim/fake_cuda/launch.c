@@ -46,6 +46,8 @@ static bool reaches(const struct hrg_ctx_st *ctx, const struct fake_alloc *a)
 {
     if (a->kind == FAKE_VMM)
         return a->reach >> ctx->index & 1;
+    if (a->kind == FAKE_IMPORTED)
+        return a->opened == ctx->index;
     return a->index < 0 || a->index == ctx->index || (atomic_load(&ctx->peers) >> a->index & 1);
 }
 

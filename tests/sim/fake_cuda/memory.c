@@ -485,10 +485,10 @@ FAKE_API hrg_result cuIpcGetMemHandle(struct hrg_ipc_handle *handle, hrg_ptr ptr
     return ok ? HRG_SUCCESS : HRG_ERROR_INVALID_VALUE;
 }
 
-static struct fake_alloc *imported(ino_t inode)
+static struct fake_alloc *imported(ino_t inode, int opened)
 {
     for (struct fake_alloc *a = allocs; a != NULL; a = a->next)
-        if (a->kind == FAKE_IMPORTED && a->inode == inode)
+        if (a->kind == FAKE_IMPORTED && a->inode == inode && a->opened == opened)
             return a;
     return NULL;
 }
@@ -523,13 +523,14 @@ FAKE_API hrg_result cuIpcOpenMemHandle_v2(hrg_ptr *ptr, struct hrg_ipc_handle ha
         return HRG_ERROR_INVALID_VALUE; /* freed, or its owner is gone */
     }
     pthread_mutex_lock(&fake_lock);
-    struct fake_alloc *a = imported(st.st_ino);
+    struct fake_alloc *a = imported(st.st_ino, ctx->index);
     if (a != NULL) {
         a->refs++;
         close(fd);
     } else {
         a = fake_alloc_new(FAKE_IMPORTED, map(fd, ipc.map_bytes), ipc.bytes, fd, ipc.index);
         a->map_bytes = ipc.map_bytes;
+        a->opened = ctx->index;
     }
     *ptr = fake_base(a);
     pthread_mutex_unlock(&fake_lock);
@@ -544,10 +545,13 @@ static bool is_last_import(const struct fake_alloc *a)
 FAKE_API hrg_result cuIpcCloseMemHandle(hrg_ptr ptr)
 {
     FAKE_ENTER("IpcCloseMemHandle", FAKE_UNSAFE);
+    const struct hrg_ctx_st *ctx = fake_current();
+    if (ctx == NULL)
+        return HRG_ERROR_INVALID_CONTEXT;
     cuCtxSynchronize();
     pthread_mutex_lock(&fake_lock);
     struct fake_alloc *a = fake_find(ptr, 1);
-    bool ok = a != NULL && a->kind == FAKE_IMPORTED && fake_base(a) == ptr;
+    bool ok = a != NULL && a->kind == FAKE_IMPORTED && a->opened == ctx->index && fake_base(a) == ptr;
     if (ok && a->refs > 1) {
         a->refs--;
         a = NULL;
