@@ -142,25 +142,30 @@ static uint64_t gpus_of(const struct hrd_work *w)
 }
 
 /* What a span is called by the kernels of GPU p: 0, or an error of the driver. */
-static hrg_result address(struct sm_part *p, const struct hrd_span *s, uint64_t byte, uint64_t *device)
+static hrg_result address(const struct sm_engine *e, struct sm_part *p, const struct hrd_span *s,
+                          uint64_t byte, uint64_t *device)
 {
     hrg_result r = HRG_SUCCESS;
-    uint64_t ours = (uint64_t)(uintptr_t)s->base + s->off + byte;
-    *device = s->gpu >= 0 ? ours : sm_part_address(p, s->base + s->off + byte, &r);
-    return r;
+    if (s->gpu < 0) {
+        *device = sm_part_address(p, s->base + s->off + byte, &r);
+        return r;
+    }
+    uint64_t base = sm_part_view(p, e->gpus, s);
+    *device = base + s->off + byte;
+    return base ? HRG_SUCCESS : HRG_ERROR_PEER_ACCESS_UNSUPPORTED;
 }
 
-static hrg_result describe(struct sm_part *p, const struct hrd_work *w, uint64_t at, uint64_t n,
-                           struct hrg_launch *l)
+static hrg_result describe(const struct sm_engine *e, struct sm_part *p, const struct hrd_work *w,
+                           uint64_t at, uint64_t n, struct hrg_launch *l)
 {
     const uint64_t in = hrp_dtype_size(w->fold.in), out = hrp_dtype_size(w->fold.out);
     uint64_t src[HRG_MAX_SOURCES] = {0}, dst[HRG_MAX_SINKS] = {0};
     hrg_result r = HRG_SUCCESS;
     int err;
     for (uint32_t i = 0; i < w->nsrc && r == HRG_SUCCESS; i++)
-        r = address(p, &w->span[i], at * (w->kind == HRD_WORK_FOLD ? in : out), &src[i]);
+        r = address(e, p, &w->span[i], at * (w->kind == HRD_WORK_FOLD ? in : out), &src[i]);
     for (uint32_t i = 0; i < w->ndst && r == HRG_SUCCESS; i++)
-        r = address(p, &w->span[w->nsrc + i], at * out, &dst[i]);
+        r = address(e, p, &w->span[w->nsrc + i], at * out, &dst[i]);
     if (r != HRG_SUCCESS)
         return r;
     switch (w->kind) {
@@ -215,7 +220,7 @@ static bool post(struct sm_engine *e, struct hrd_work *w)
         struct sm_part *p = part_of(e, list[i]);
         struct sm_entry *entry = sm_part_entry(p, lane);
         uint64_t at = i * each, n = w->n - at < each ? w->n - at : each;
-        hrg_result r = describe(p, w, at, n, &entry->launch);
+        hrg_result r = describe(e, p, w, at, n, &entry->launch);
         if (r != HRG_SUCCESS) {
             fail_by_device(e, w, p->dev, r);
             if (atomic_fetch_sub_explicit(&w->left, 1, memory_order_relaxed) == 1)
@@ -250,6 +255,10 @@ static const char *check(struct sm_engine *e, const struct hrd_work *w)
     for (unsigned g = 0; g < HRD_GPUS_MAX; g++)
         if (gpus >> g & 1 && !part_of(e, g))
             return "a GPU that has no kernels";
+    for (unsigned g = 0; g < HRD_GPUS_MAX; g++)
+        for (uint32_t i = 0; gpus >> g & 1 && i < w->nsrc + w->ndst; i++)
+            if (w->span[i].gpu >= 0 && !sm_part_view(part_of(e, g), e->gpus, &w->span[i]))
+                return "memory that another GPU of the work has no address for";
     return NULL;
 }
 
@@ -427,8 +436,12 @@ static const char *sm_refuses(struct hrd_engine *base, const struct hrd_engine_a
         for (uint64_t others = left & (left - 1); others; others &= others - 1) {
             int16_t b = (int16_t)__builtin_ctzll(others);
             const char *why = "";
-            if (hrd_gpus_pair(e->gpus, a, b, &why))
-                continue;
+            if (hrd_gpus_pair(e->gpus, a, b, &why)) {
+                if (hrd_gpus_reach(e->gpus, a, b, &why) && hrd_gpus_reach(e->gpus, b, a, &why))
+                    continue;
+                snprintf(e->refusal, sizeof(e->refusal), "%s", why);
+                return e->refusal;
+            }
             snprintf(e->refusal, sizeof(e->refusal), "GPUs %s and %s do not reach each other: %s", g->pci,
                      hrd_gpus_dev(e->gpus, b)->pci, why);
             return e->refusal;

@@ -226,18 +226,17 @@ static struct hrd_gpu_import *find_import(struct gpu *g, const struct hrd_gpu_so
 
 static struct hrd_gpu_import *new_import(struct gpu *g, struct gpu_request *r, char *why, size_t len)
 {
-    hrg_ptr ptr = 0;
-    if (hrd_gpu_map(g, &r->source, &ptr, why, len) != 0)
-        return NULL;
     struct hrd_gpu_import *i = need(sizeof(*i));
-    *i = (struct hrd_gpu_import){.g = g, .source = r->source, .ptr = ptr};
-    r->source.part_bytes = NULL; /* the import's now */
-    pthread_mutex_lock(&g->gpus->lock);
-    i->next = g->imports;
-    g->imports = i;
-    g->nimports++;
-    g->import_bytes += i->source.msg.bytes;
-    pthread_mutex_unlock(&g->gpus->lock);
+    i->g = g;
+    i->source = r->source;
+    r->source.fd = NULL; /* the import's now */
+    r->source.part_bytes = NULL;
+    if (hrd_gpu_map(g, i, why, len) != 0) {
+        hrd_gpu_source_drop(&i->source);
+        free(i);
+        return NULL;
+    }
+    hrd_gpu_import_link(i);
     return i;
 }
 
@@ -287,15 +286,8 @@ static void close_import(struct gpu *g, struct gpu_request *r)
 {
     struct hrd_gpu_import *i = r->import;
     if (--i->users == 0) {
+        hrd_gpu_import_unlink(i);
         hrd_gpu_unmap(g, &i->source, i->ptr);
-        pthread_mutex_lock(&g->gpus->lock);
-        struct hrd_gpu_import **at = &g->imports;
-        while (*at != i)
-            at = &(*at)->next;
-        *at = i->next;
-        g->nimports--;
-        g->import_bytes -= i->source.msg.bytes;
-        pthread_mutex_unlock(&g->gpus->lock);
         hrd_gpu_source_drop(&i->source);
         free(i);
     }

@@ -84,6 +84,20 @@ bool hrd_gpu_failed(struct hrd_gpus *gpus, struct hrd_gpu_dev *g, hrg_result err
  */
 bool hrd_gpus_pair(const struct hrd_gpus *gpus, int16_t a, int16_t b, const char **why);
 
+/*
+ * Whether kernels of GPU `at` have an address for everything that is imported of `owner`, another GPU that it pairs with.
+ * False: *why is a sentence that lives as long as gpus. Any thread; never blocks.
+ */
+bool hrd_gpus_reach(const struct hrd_gpus *gpus, int16_t owner, int16_t at, const char **why);
+/*
+ * What kernels of `at` call `addr`, an address in an import of `owner` (as IMPORTED gave it); 0: they cannot reach it. What
+ * lies behind it in that import is as far behind the answer. Any thread; briefly locks. The answer holds while the import
+ * is registered with the agent.
+ */
+uint64_t hrd_gpus_view(const struct hrd_gpus *gpus, int16_t owner, int16_t at, uint64_t addr);
+/* Another number each time that an answer of hrd_gpus_view() may have changed: read before asking. Any thread. */
+uint64_t hrd_gpus_views_epoch(const struct hrd_gpus *gpus);
+
 /* ---- host memory that all GPUs reach ---------------------------------------------------------------------- */
 
 /* To be registered (pinned) with the first GPU that comes up, for all. Before any import; at most 4 ranges. The memory

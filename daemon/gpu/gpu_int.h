@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Inside daemon/gpu: shared by gpu.c, import.c, pair.c and pin.c only. */
+/* Inside daemon/gpu: shared by gpu.c, import.c, pair.c, pin.c and view.c only. */
 #ifndef HRD_GPU_INT_H
 #define HRD_GPU_INT_H
 
@@ -9,13 +9,22 @@
 
 #define HRD_GPU_PINS 4
 
+/* An import as the kernels of another GPU see it. Neither: that GPU is not up, or does not pair with the owner. */
+struct gpu_view {
+    hrg_ptr ptr;     /* 0: not there */
+    const char *why; /* it was refused; lives as long as gpus */
+};
+
 /* One mapping, and everybody who shares it. Of its GPU's thread; `users` also under the lock. */
 struct hrd_gpu_import {
     struct gpu *g;
     struct hrd_gpu_source source; /* its descriptors are closed; LEGACY: the key by which it is found again */
     hrg_ptr ptr;
+    const char *
+        alone; /* VMM: why only its own GPU has access, a phrase that lives as long as gpus. NULL: all have */
     uint32_t users;
-    struct hrd_gpu_import *next;
+    struct hrd_gpu_import *next;        /* changed under the pair lock and the lock, read under either */
+    struct gpu_view view[HRD_GPUS_MAX]; /* the same */
 };
 
 struct gpu_request {
@@ -30,6 +39,8 @@ struct gpu_request {
 struct gpu_pair {
     _Atomic bool direct;
     _Atomic(const char *) why;
+    _Atomic(const char *)
+        unreached; /* by kernels of the second: some import of the first. NULL: none. Under the lock */
 };
 
 struct gpu {
@@ -85,7 +96,8 @@ struct hrd_gpus {
     struct gpu *pin_owner;
     _Atomic bool pinned;
 
-    pthread_mutex_t pair_lock; /* one verification at a time */
+    pthread_mutex_t pair_lock; /* one verification at a time; views; taken before the lock */
+    _Atomic uint64_t views_epoch;
 };
 
 /* gpu.c */
@@ -99,15 +111,27 @@ int hrd_gpu_pins_take(struct gpu *g, char *why, size_t len);
 bool hrd_gpu_pins_drop(struct gpu *g, bool force);
 
 /* import.c: on the thread of g, whose context is current. */
-/* 0 and *ptr, or -1 with a sentence. The descriptors of the source are closed in both cases. */
-int hrd_gpu_map(struct gpu *g, struct hrd_gpu_source *source, hrg_ptr *ptr, char *why, size_t len);
+/* 0 with i->ptr and i->alone, or -1 with a sentence. The descriptors of the source are closed in both cases. */
+int hrd_gpu_map(struct gpu *g, struct hrd_gpu_import *i, char *why, size_t len);
+/* A LEGACY import once more, with the context of `at`, another GPU, current: 0 and *ptr, or -1 with a phrase. */
+int hrd_gpu_map_again(struct gpu *at, const struct hrd_gpu_import *i, hrg_ptr *ptr, char *why, size_t len);
 void hrd_gpu_unmap(struct gpu *g, const struct hrd_gpu_source *source, hrg_ptr ptr);
 /* Closes what descriptors are open and frees the arrays. */
 void hrd_gpu_source_drop(struct hrd_gpu_source *source);
+
+/* view.c */
+/* On the thread of its GPU. Puts the mapped import among its GPU's, with its views; takes it and them away again. */
+void hrd_gpu_import_link(struct hrd_gpu_import *i);
+void hrd_gpu_import_unlink(struct hrd_gpu_import *i);
+/* On the thread of g, under the pair lock: g comes up and pairs with the owner; g goes down. */
+void hrd_gpu_views_take(struct gpu *g, struct gpu *owner);
+void hrd_gpu_views_drop(struct gpu *g, struct gpu *owner);
 
 /* pair.c: on the thread of g, which has just come up. */
 void hrd_gpu_pairs_verify(struct gpu *g);
 /* g goes down: nothing is known of its pairs any more. */
 void hrd_gpu_pairs_forget(struct gpu *g);
+/* A copy of the line that lives as long as gpus; equal lines are one. */
+const char *hrd_gpus_keep(struct hrd_gpus *gpus, const char *line);
 
 #endif

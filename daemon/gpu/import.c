@@ -119,9 +119,9 @@ static void unmap_parts(struct gpu *g, const struct hrd_gpu_source *source, hrg_
 /*
  * Peer access between contexts covers what cuMemAlloc gives; a mapping of cuMemMap is reached by the devices that are named
  * here. Kernels of every GPU that could be of use are to reach it, the ones that come up later too, so all that can are
- * named. Where the driver takes only the owner, that is enough for the copy engines.
+ * named. Where the driver takes only the owner, that is enough for the copy engines: *alone says why then.
  */
-static hrg_result allow_access(struct gpu *g, hrg_ptr ptr, uint64_t bytes)
+static hrg_result allow_access(struct gpu *g, hrg_ptr ptr, uint64_t bytes, const char **alone)
 {
     const struct hrg_driver *drv = g->dev.drv;
     struct hrg_mem_access access[HRD_GPUS_MAX] = {
@@ -140,11 +140,18 @@ static hrg_result allow_access(struct gpu *g, hrg_ptr ptr, uint64_t bytes)
         access[count++].location.id = dev;
     }
     hrg_result rc = drv->MemSetAccess(ptr, bytes, access, count);
-    return rc == HRG_SUCCESS || count == 1 ? rc : drv->MemSetAccess(ptr, bytes, access, 1);
+    if (rc == HRG_SUCCESS || count == 1)
+        return rc;
+    char error[128], why[200];
+    snprintf(why, sizeof(why), "cuMemSetAccess says %s", hrg_error_text(drv, rc, error, sizeof(error)));
+    *alone = hrd_gpus_keep(g->gpus, why);
+    return drv->MemSetAccess(ptr, bytes, access, 1);
 }
 
-static int map_vmm(struct gpu *g, struct hrd_gpu_source *source, hrg_ptr *ptr, char *why, size_t len)
+static int map_vmm(struct gpu *g, struct hrd_gpu_import *import, char *why, size_t len)
 {
+    struct hrd_gpu_source *source = &import->source;
+    hrg_ptr *ptr = &import->ptr;
     const struct hrg_driver *drv = g->dev.drv;
     const struct hrp_msg_import_gpu *msg = &source->msg;
     uint64_t at = 0;
@@ -158,7 +165,7 @@ static int map_vmm(struct gpu *g, struct hrd_gpu_source *source, hrg_ptr *ptr, c
         at += source->part_bytes[i];
     }
     if (i == msg->nparts) {
-        rc = allow_access(g, *ptr, msg->bytes);
+        rc = allow_access(g, *ptr, msg->bytes, &import->alone);
         if (rc == HRG_SUCCESS)
             return 0;
         refuse(g, rc, "cuMemSetAccess", NULL, why, len);
@@ -168,12 +175,28 @@ static int map_vmm(struct gpu *g, struct hrd_gpu_source *source, hrg_ptr *ptr, c
     return -1;
 }
 
-int hrd_gpu_map(struct gpu *g, struct hrd_gpu_source *source, hrg_ptr *ptr, char *why, size_t len)
+int hrd_gpu_map(struct gpu *g, struct hrd_gpu_import *i, char *why, size_t len)
 {
-    int rc = source->msg.kind == HRP_GPU_LEGACY ? map_legacy(g, &source->msg, ptr, why, len)
-                                                : map_vmm(g, source, ptr, why, len);
-    close_descriptors(source);
+    int rc = i->source.msg.kind == HRP_GPU_LEGACY ? map_legacy(g, &i->source.msg, &i->ptr, why, len)
+                                                  : map_vmm(g, i, why, len);
+    close_descriptors(&i->source);
     return rc;
+}
+
+/* What the owner's context said of the allocation holds here: the first opening keeps it from being another. */
+int hrd_gpu_map_again(struct gpu *at, const struct hrd_gpu_import *i, hrg_ptr *ptr, char *why, size_t len)
+{
+    const struct hrg_driver *drv = at->dev.drv;
+    struct hrg_ipc_handle handle;
+    char error[128], sentence[512];
+    memcpy(&handle, i->source.msg.handle, sizeof(handle));
+    hrg_result rc = drv->IpcOpenMemHandle(ptr, handle, HRG_IPC_LAZY_ENABLE_PEER_ACCESS);
+    if (rc == HRG_SUCCESS)
+        return 0;
+    if (hrg_error_is_sticky(rc))
+        hrd_gpu_failed(at->gpus, &at->dev, rc, "cuIpcOpenMemHandle", sentence, sizeof(sentence));
+    snprintf(why, len, "cuIpcOpenMemHandle says %s", hrg_error_text(drv, rc, error, sizeof(error)));
+    return -1;
 }
 
 void hrd_gpu_unmap(struct gpu *g, const struct hrd_gpu_source *source, hrg_ptr ptr)

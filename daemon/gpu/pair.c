@@ -192,18 +192,20 @@ static int enable(struct trial *t, struct gpu *from, struct gpu *to, char *why, 
     return -1;
 }
 
-static const char *keep(struct hrd_gpus *gpus, const char *line)
+const char *hrd_gpus_keep(struct hrd_gpus *gpus, const char *line)
 {
     size_t n = strlen(line) + 1;
-    struct text *t = malloc(sizeof(*t) + n);
-    if (!t)
-        return "out of memory";
-    memcpy(t->line, line, n);
     pthread_mutex_lock(&gpus->lock);
-    t->next = gpus->texts;
-    gpus->texts = t;
+    struct text *t = gpus->texts;
+    while (t && strcmp(t->line, line) != 0)
+        t = t->next;
+    if (!t && (t = malloc(sizeof(*t) + n)) != NULL) {
+        memcpy(t->line, line, n);
+        t->next = gpus->texts;
+        gpus->texts = t;
+    }
     pthread_mutex_unlock(&gpus->lock);
-    return t->line;
+    return t ? t->line : "out of memory";
 }
 
 static void set_pair(struct gpu *a, struct gpu *b, bool direct, const char *why)
@@ -221,7 +223,9 @@ static void verify(struct gpu *a, struct gpu *b)
     struct trial t = {.a = a, .b = b, .drv = a->dev.drv};
     bool possible = enable(&t, a, b, why, sizeof(why)) == 0 && enable(&t, b, a, why, sizeof(why)) == 0;
     bool good = possible && with_memory(&t, why, sizeof(why)) == 0;
-    set_pair(a, b, good, good ? NULL : keep(a->gpus, why));
+    if (good)
+        hrd_gpu_views_take(a, b); /* a has no imports yet */
+    set_pair(a, b, good, good ? NULL : hrd_gpus_keep(a->gpus, why));
     if (good)
         hrd_info("GPUs %s and %s access each other directly: verified, %.1f GB/s", a->dev.pci, b->dev.pci,
                  t.rate / 1e9);
@@ -261,9 +265,12 @@ void hrd_gpu_pairs_forget(struct gpu *g)
     pthread_mutex_lock(&gpus->lock);
     g->up = false;
     pthread_mutex_unlock(&gpus->lock);
-    for (unsigned i = 0; i < gpus->n; i++)
-        if (gpus->gpu[i] != g)
-            set_pair(g, gpus->gpu[i], false, NOT_YET);
+    for (unsigned i = 0; i < gpus->n; i++) {
+        if (gpus->gpu[i] == g)
+            continue;
+        set_pair(g, gpus->gpu[i], false, NOT_YET);
+        hrd_gpu_views_drop(g, gpus->gpu[i]);
+    }
     pthread_mutex_unlock(&gpus->pair_lock);
 }
 

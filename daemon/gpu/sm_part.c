@@ -142,6 +142,28 @@ uint64_t sm_part_address(struct sm_part *p, const void *host, hrg_result *error)
     return (uint64_t)(uintptr_t)host + p->cached[slot].delta;
 }
 
+uint64_t sm_part_view(struct sm_part *p, const struct hrd_gpus *gpus, const struct hrd_span *s)
+{
+    uint64_t base = (uint64_t)(uintptr_t)s->base;
+    if (s->gpu == p->dev->gpu)
+        return base;
+    uint64_t epoch = hrd_gpus_views_epoch(gpus);
+    if (epoch != p->views_epoch) {
+        memset(p->view, 0, sizeof(p->view));
+        p->views_epoch = epoch;
+    }
+    /* Allocations begin at multiples of some power of two, and the high bits tell them apart. */
+    unsigned slot = (unsigned)(base * UINT64_C(0x9e3779b97f4a7c15) >> 32) % SM_CACHED_VIEWS;
+    if (p->view[slot].base != base) {
+        uint64_t view = hrd_gpus_view(gpus, s->gpu, p->dev->gpu, base);
+        if (!view)
+            return 0;
+        p->view[slot].base = base;
+        p->view[slot].view = view;
+    }
+    return p->view[slot].view;
+}
+
 /* ---- up and down ---------------------------------------------------------------------------------------------- */
 
 static void take_down(struct hrd_gpu_dev *g, void *state)

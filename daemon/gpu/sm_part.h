@@ -20,6 +20,7 @@
 enum { SM_SMALL, SM_LARGE, SM_LANES };
 #define SM_RING 64u /* launches of a lane under way */
 #define SM_CACHED_PAGES 256u
+#define SM_CACHED_VIEWS 256u
 
 struct sm_entry {
     struct hrg_launch launch;
@@ -63,6 +64,10 @@ struct sm_part {
         uintptr_t page;
         uint64_t delta; /* device address minus ours */
     } cached[SM_CACHED_PAGES];
+    uint64_t views_epoch; /* of what is in: */
+    struct {
+        uint64_t base, view;
+    } view[SM_CACHED_VIEWS];
 };
 
 uint64_t sm_now_ns(void);
@@ -70,6 +75,8 @@ uint64_t sm_now_ns(void);
 /* The device address of pinned host memory, for kernels of this GPU; 0 and *error when the driver does not know it. Agent
    thread; makes the GPU's context current on a miss. */
 uint64_t sm_part_address(struct sm_part *p, const void *host, hrg_result *error);
+/* What kernels of this GPU call the base of a span in GPU memory; 0: they cannot reach it. Agent thread. */
+uint64_t sm_part_view(struct sm_part *p, const struct hrd_gpus *gpus, const struct hrd_span *s);
 /* The entry that the next sm_part_post() publishes; NULL: the lane is full. */
 struct sm_entry *sm_part_entry(struct sm_part *p, unsigned lane);
 void sm_part_post(struct sm_part *p, unsigned lane);

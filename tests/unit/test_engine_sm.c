@@ -29,14 +29,17 @@ struct hrd_gpus {
     char *pinned;
     uint64_t pinned_bytes;
     int bad_a, bad_b; /* a pair that does not reach each other */
+    int blind;        /* a GPU that has no address for the others' memory; -1: none */
+    uint64_t epoch;
 };
 
-static struct hrd_gpus world = {.bad_a = -1};
+static struct hrd_gpus world = {.bad_a = -1, .blind = -1, .epoch = 1};
 static const struct hrg_driver *drv;
 static struct hrd_engine *engine, *host_engine;
 static struct {
     uint64_t device;
-    uint8_t *host; /* what it should hold, or did when it was fetched */
+    uint64_t seen[NGPUS]; /* the same memory: each address is good for kernels of one GPU alone */
+    uint8_t *host;        /* what it should hold, or did when it was fetched */
 } buffer[NGPUS][2];
 
 struct hrd_gpu_dev *hrd_gpus_dev(const struct hrd_gpus *gpus, int16_t gpu)
@@ -49,6 +52,26 @@ bool hrd_gpus_pair(const struct hrd_gpus *gpus, int16_t a, int16_t b, const char
     if (why)
         *why = "the test says so";
     return !(a == gpus->bad_a && b == gpus->bad_b);
+}
+
+bool hrd_gpus_reach(const struct hrd_gpus *gpus, int16_t owner, int16_t at, const char **why)
+{
+    (void)owner;
+    *why = "the test says that it is blind";
+    return at != gpus->blind;
+}
+
+uint64_t hrd_gpus_view(const struct hrd_gpus *gpus, int16_t owner, int16_t at, uint64_t addr)
+{
+    for (int k = 0; k < 2 && at != gpus->blind; k++)
+        if (addr >= buffer[owner][k].device && addr < buffer[owner][k].device + BYTES)
+            return buffer[owner][k].seen[at] + (addr - buffer[owner][k].device);
+    return 0;
+}
+
+uint64_t hrd_gpus_views_epoch(const struct hrd_gpus *gpus)
+{
+    return gpus->epoch;
 }
 
 bool hrd_gpus_pinned(const struct hrd_gpus *gpus, const void *p, uint64_t bytes)
@@ -81,6 +104,25 @@ static void use_fake(void)
     setenv("HREDUCE_CUDA_LIBRARY", path, 1);
 }
 
+/* Memory of one GPU, mapped once for the kernels of each. */
+static void make_buffer(int gpu, int k)
+{
+    struct hrg_mem_prop prop = {.type = HRG_ALLOCATION_PINNED,
+                                .requested_handle_types = HRG_HANDLE_POSIX_FD,
+                                .location = {.type = HRG_LOCATION_DEVICE, .id = gpu}};
+    hrg_handle h;
+    OK(drv->MemCreate(&h, BYTES, &prop, 0));
+    for (int at = 0; at < NGPUS; at++) {
+        struct hrg_mem_access access = {.location = {.type = HRG_LOCATION_DEVICE, .id = at},
+                                        .flags = HRG_ACCESS_READWRITE};
+        OK(drv->MemAddressReserve(&buffer[gpu][k].seen[at], BYTES, 0, 0, 0));
+        OK(drv->MemMap(buffer[gpu][k].seen[at], BYTES, 0, h, 0));
+        OK(drv->MemSetAccess(buffer[gpu][k].seen[at], BYTES, &access, 1));
+    }
+    OK(drv->MemRelease(h));
+    buffer[gpu][k].device = buffer[gpu][k].seen[gpu];
+}
+
 static void open_world(void)
 {
     char why[512] = "";
@@ -104,7 +146,7 @@ static void open_world(void)
         if (hrd_engine_sm_part.up(&world.dev[i], &world.dev[i].part[HRD_GPU_SM], why, sizeof(why)) != 0)
             fail_msg("%s", why);
         for (int k = 0; k < 2; k++) {
-            OK(drv->MemAlloc(&buffer[i][k].device, BYTES));
+            make_buffer(i, k);
             OK(drv->MemAllocHost(&p, BYTES));
             buffer[i][k].host = p;
         }
@@ -492,7 +534,27 @@ static void words_body(void)
     world.bad_b = 3;
     CHECK((why = engine->table->refuses(engine, &ask)) && strstr(why, "0000:01:00.0 and 0000:03:00.0") &&
           strstr(why, "the test says so"));
+    world.bad_a = -1;
+    world.blind = 2;
+    CHECK((why = engine->table->refuses(engine, &ask)) && strcmp(why, "the test says that it is blind") == 0);
+    engine->table->submit(engine, plain(100, &o));
+    wait_for(&o, 1);
+    CHECK(o.failed == 1 && strstr(o.text, "no address for"));
+    o = (struct outcome){0};
+    world.blind = -1;
+    engine->table->submit(engine, plain(100, &o));
+    wait_for(&o, 1);
+    CHECK(o.failed == 0);
+    world.blind = 2; /* what was found before counts no more */
+    world.epoch++;
+    engine->table->submit(engine, plain(100, &o));
+    wait_for(&o, 2);
+    CHECK(o.failed == 1);
+    o = (struct outcome){0};
+    world.blind = -1;
+    world.epoch++;
     ask.gpus = 0x7;
+    world.bad_a = 1;
     CHECK(engine->table->refuses(engine, &ask) == NULL);
     void *part = world.dev[2].part[HRD_GPU_SM];
     world.dev[2].part[HRD_GPU_SM] = NULL;
