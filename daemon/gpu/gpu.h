@@ -79,8 +79,8 @@ bool hrd_gpu_failed(struct hrd_gpus *gpus, struct hrd_gpu_dev *g, hrg_result err
 
 /*
  * Whether these two different GPUs may access each other directly: both said so, and patterns of several sizes went both
- * ways unharmed and in time. False: *why is a phrase that lives as long as gpus. The context of either has access to the
- * other's then. Any thread; never blocks.
+ * ways unharmed and in time. False: *why is a phrase that lives as long as gpus. The context of either has access then
+ * to what this process allocates on the other; for imports see hrd_gpus_view(). Any thread; never blocks.
  */
 bool hrd_gpus_pair(const struct hrd_gpus *gpus, int16_t a, int16_t b, const char **why);
 

@@ -289,7 +289,8 @@ static uint64_t view(const struct exported *m, int at)
 
 static const char *refusal(uint64_t mask)
 {
-    struct hrd_engine_ask ask = {.gpus = mask, .nlocal = 2, .one_node = true};
+    static struct hrd_engine_ask ask;
+    ask = (struct hrd_engine_ask){.gpus = mask, .nlocal = 2, .one_node = true};
     return engine->table->refuses(engine, &ask);
 }
 
