@@ -43,6 +43,9 @@
 #define FAKE_MAX_DEVICES 16
 #define FAKE_TAG (UINT64_C(1) << 55)
 
+/* A thread's own. In the thread's static block: what the loader allocates for a library that is loaded late it frees by
+   another thread, in which ThreadSanitizer sees a race. */
+#define FAKE_THREAD __thread __attribute__((tls_model("initial-exec")))
 #define FAKE_API __attribute__((visibility("default")))
 #define HRG_FN(field, symbol, since, need, args) FAKE_API hrg_result symbol args;
 #include "kernels/gpu_functions.def"

@@ -25,8 +25,8 @@ static struct {
 static _Atomic unsigned ncounted;
 static pthread_mutex_t count_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static __thread struct hrg_ctx_st *stack[STACK];
-static __thread unsigned depth;
+static FAKE_THREAD struct hrg_ctx_st *stack[STACK];
+static FAKE_THREAD unsigned depth;
 
 _Noreturn void fake_die(const char *fmt, ...)
 {

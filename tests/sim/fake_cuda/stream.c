@@ -22,8 +22,8 @@ static struct hrg_stream_st *streams; /* under fake_lock */
 static struct hrg_stream_st *legacy[FAKE_MAX_DEVICES];
 static struct fake_queue *shared[64];
 static unsigned created;
-static __thread struct hrg_stream_st *per_thread[FAKE_MAX_DEVICES];
-static __thread int thread_mode = HRG_CAPTURE_MODE_GLOBAL;
+static FAKE_THREAD struct hrg_stream_st *per_thread[FAKE_MAX_DEVICES];
+static FAKE_THREAD int thread_mode = HRG_CAPTURE_MODE_GLOBAL;
 
 /* ---- queues -------------------------------------------------------------------------------------------------------- */
 
