@@ -110,6 +110,15 @@ static int collect(struct hrd_topo *t, char *why, size_t len)
     return 0;
 }
 
+/* Plugins of hwloc that are not wanted: they start drivers (a context on every GPU, a connection to an X server), or read
+   the PCI devices once more than Linux's own part does and leave the list of their names behind at every look. */
+static void leave_out_plugins(hwloc_topology_t hw)
+{
+    static const char *const plugin[] = {"pci", "opencl", "gl", "cuda", "nvml", "rsmi", "levelzero"};
+    for (size_t i = 0; i < sizeof(plugin) / sizeof(plugin[0]); i++)
+        hwloc_topology_set_components(hw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, plugin[i]);
+}
+
 int hrd_topo_load(struct hrd_topo **out, const char *xml, char *why, size_t len)
 {
     struct hrd_topo *t = calloc(1, sizeof(*t));
@@ -123,6 +132,7 @@ int hrd_topo_load(struct hrd_topo **out, const char *xml, char *why, size_t len)
         r = errno ? -errno : -EINVAL;
         snprintf(why, len, "%s is no topology that hwloc can read (%s)", xml, strerror(-r));
     } else {
+        leave_out_plugins(t->hw);
         hwloc_topology_set_io_types_filter(t->hw, HWLOC_TYPE_FILTER_KEEP_ALL);
         if (hwloc_topology_load(t->hw) != 0) {
             r = errno ? -errno : -EINVAL;
