@@ -28,6 +28,8 @@
 #define STOP_TICK_MS 20
 /* For the patterns that a pair of GPUs must carry; they take milliseconds. */
 #define PAIR_MS 2000
+/* The slowest direct path worth having, a tenth of what PCIe 3.0 x4 does: what is redirected by ACS or an IOMMU is below. */
+#define PAIR_BYTES_PER_S 300000000
 /* Stopping: for the failures of communicators to reach the agent's other end; for clients to read them; for the
  * agent to let go of everything. */
 #define STOP_FAIL_MS 1000
@@ -74,6 +76,7 @@ static int start_gpus(struct service *s, char *err, size_t errlen)
     struct hrd_gpus_config gc = {.off = !s->d.cfg.gpu,
                                  .idle_ms = s->d.cfg.gpu_idle_ms,
                                  .pair_ms = PAIR_MS,
+                                 .pair_bytes_per_s = PAIR_BYTES_PER_S,
                                  .node_name = s->d.node_name};
     s->d.gpus = hrd_gpus_new(&gc);
     if (s->d.gpus)

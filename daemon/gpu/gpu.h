@@ -31,9 +31,11 @@ struct hrd_gpus;
 struct hrd_gpu_import;
 
 struct hrd_gpus_config {
-    bool off;              /* imports are refused in words */
-    uint32_t idle_ms;      /* how long a GPU without imports stays up */
-    uint32_t pair_ms;      /* most that the verification of one pair may take */
+    bool off;         /* imports are refused in words */
+    uint32_t idle_ms; /* how long a GPU without imports stays up */
+    uint32_t pair_ms; /* most that the verification of one pair may take */
+    uint64_t
+        pair_bytes_per_s;  /* a pair that copies more slowly goes through host memory; 0: none is too slow */
     const char *node_name; /* for sentences; copied */
 };
 

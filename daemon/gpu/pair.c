@@ -14,7 +14,6 @@
 
 #define PATTERN_BYTES ((size_t)2 << 20)
 /* A pair that is slower than this is of no use: through host memory it goes many times faster. */
-#define LEAST_BYTES_PER_S 300e6
 #define RATE_COPIES 8
 
 static const char NOT_YET[] = "not both of them are in use";
@@ -117,7 +116,7 @@ static int measure(struct trial *t, unsigned from, double deadline, char *why, s
     double rate = (double)(RATE_COPIES * PATTERN_BYTES) / (now_s() - start + 1e-9);
     if (from == 0 || rate < t->rate)
         t->rate = rate;
-    if (rate >= LEAST_BYTES_PER_S)
+    if (rate >= (double)t->a->gpus->cfg.pair_bytes_per_s)
         return 0;
     snprintf(why, len, "copies from %s to %s run at %.0f MB/s", g[from]->dev.pci, g[!from]->dev.pci,
              rate / 1e6);

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -121,6 +122,7 @@ static void export_on(struct exported *m, int gpu)
     m->pid = fork();
     CHECK(m->pid >= 0);
     if (m->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* whom a test leaves does not outlive it */
         close(down[1]);
         exporter(m, up[1], down[0]);
     }
