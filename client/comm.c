@@ -110,7 +110,7 @@ void hcl_comm_report(struct hcl_comm *comm)
 {
     char text[HRP_COMM_TEXT + 1];
     if (area_failure(comm, text, sizeof(text)) != 0 && !atomic_exchange(&comm->reported, true))
-        hcl_log(HCLIENT_LOG_WARN, "a communicator of %u ranks failed: %s", comm->nranks, text);
+        hcl_log(HCLIENT_LOG_INFO, "a communicator of %u ranks failed: %s", comm->nranks, text);
 }
 
 /* Under lock: keeps the failure of an op. */

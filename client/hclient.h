@@ -91,7 +91,8 @@ typedef enum { HCLIENT_LOG_ERROR = 0, HCLIENT_LOG_WARN = 1, HCLIENT_LOG_INFO = 2
 typedef void (*hclient_log_fn)(void *user, hclient_log_level_t level, const char *text);
 /*
  * Where the library reports what no call returns (the daemon died, a communicator failed while idle), once an
- * event. NULL: stderr, errors and warnings only. fn is called on any thread, with all signals blocked on
+ * event. NULL: stderr, errors and warnings only; that a communicator failed while idle is information, because it is
+ * also how the end of a job looks whose ranks exit one after the other. fn is called on any thread, with all signals blocked on
  * some, and must not call the library. user is passed on; it must live until the callback is replaced.
  */
 HCLIENT_API hclient_result_t hclient_set_log_callback(hclient_log_fn fn, void *user);
