@@ -22,20 +22,11 @@
 #include "kernels/kernels.h"
 #include "proto/ring.h"
 #include "proto/status.h"
+#include "tests/sim/fake_gpu.h"
 
 #define NGPUS 4
 #define GPU_BUFFER 2u /* id */
 #define BYTES ((uint64_t)8 << 20)
-#define LIMIT_S 60
-
-#define CHECK(condition)                                                                        \
-    do {                                                                                        \
-        if (!(condition)) {                                                                     \
-            (void)fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-            _exit(1);                                                                           \
-        }                                                                                       \
-    } while (0)
-#define OK(call) CHECK((call) == HRG_SUCCESS)
 
 static const struct hrg_driver *drv;
 static hrg_ctx ctx[NGPUS];
@@ -50,30 +41,9 @@ static struct gpu_rank {
     struct hrd_gpu_import *import;
 } rank[SIM_MAX_RANKS];
 
-static uint64_t random_state;
-
-static uint64_t rnd(void)
-{
-    uint64_t z = random_state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
 static void use_fake(void)
 {
-    char self[4096], path[4200], why[300];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    CHECK(n > 0);
-    self[n] = '\0';
-    setenv("HREDUCE_GPU_KERNELS", self, 1); /* any file is an image to the fake */
-    for (int i = 0; i < 2; i++)
-        *strrchr(self, '/') = '\0';
-    snprintf(path, sizeof(path), "%s/libcuda_fake.so.1", self);
-    setenv("HREDUCE_CUDA_LIBRARY", path, 1);
-    drv = hrg_driver_get(why, sizeof(why));
-    CHECK(drv != NULL);
-    OK(drv->Init(0));
+    drv = fake_gpu_driver();
     for (int i = 0; i < NGPUS; i++)
         OK(drv->DevicePrimaryCtxRetain(&ctx[i], i));
 }
@@ -135,8 +105,7 @@ static void rank_open(uint32_t r, int gpu)
 static void start(uint32_t nnodes, uint32_t nranks, const uint32_t *map, const int *gpu,
                   struct sim_options *o)
 {
-    random_state = (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
-    fprintf(stderr, "seed %llu\n", (unsigned long long)random_state);
+    fake_gpu_seed();
     use_fake();
     struct hrd_gpus_config cfg = {.idle_ms = 60000, .pair_ms = 3000, .node_name = "n0"};
     for (uint32_t n = 0; n < nnodes; n++)
@@ -204,7 +173,7 @@ static struct hrp_desc describe(uint64_t op, const struct hrp_sig *sig, uint64_t
 /* One op of 32-bit integers, for which sums do not depend on their order; by a stream's ready or not. */
 static void one_op(uint8_t coll, uint64_t count, bool in_place, uint32_t flags)
 {
-    uint32_t n = s.nranks, root = (uint32_t)rnd() % n;
+    uint32_t n = s.nranks, root = (uint32_t)fake_gpu_random() % n;
     struct hrp_sig sig = {.coll = coll,
                           .count = count,
                           .dtype = HRP_U32,
@@ -217,12 +186,12 @@ static void one_op(uint8_t coll, uint64_t count, bool in_place, uint32_t flags)
     for (uint32_t r = 0; r < n; r++) {
         struct gpu_rank *k = &rank[r];
         for (uint64_t i = 0; i < BYTES; i += 8) {
-            uint64_t v = rnd();
+            uint64_t v = fake_gpu_random();
             memcpy(k->host + i, &v, 8);
         }
         upload(k);
-        in_at[r] = 4 * (rnd() % 16);
-        out_at[r] = in_place ? in_at[r] : BYTES / 2 + 4 * (rnd() % 16);
+        in_at[r] = 4 * (fake_gpu_random() % 16);
+        out_at[r] = in_place ? in_at[r] : BYTES / 2 + 4 * (fake_gpu_random() % 16);
         if (in_place && coll == HRP_REDUCE_SCATTER)
             out_at[r] = in_at[r] + r * one;
         if (in_place && coll == HRP_ALL_GATHER) {
@@ -315,13 +284,13 @@ static void mixed(void)
     uint32_t *host = (uint32_t *)(void *)s.rank[1].pool;
     for (uint32_t r = 0; r < 3; r += 2) {
         for (uint64_t i = 0; i < BYTES; i++)
-            rank[r].host[i] = (unsigned char)rnd();
+            rank[r].host[i] = (unsigned char)fake_gpu_random();
         upload(&rank[r]);
     }
     uint32_t *want = malloc(sig.count * 4);
     for (uint64_t i = 0; i < sig.count; i++) {
         uint32_t a, b;
-        host[i] = (uint32_t)rnd();
+        host[i] = (uint32_t)fake_gpu_random();
         memcpy(&a, rank[0].host + 4 * i, 4);
         memcpy(&b, rank[2].host + 4 * i, 4);
         want[i] = a + b + host[i];
@@ -410,40 +379,11 @@ static void death_in_flight(void)
     stop();
 }
 
-static void in_child(void (*body)(void))
-{
-    int status;
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        alarm(5 * LIMIT_S);
-        body();
-        _exit(0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-}
-
-#define TEST(body)                        \
-    static void test_##body(void **state) \
-    {                                     \
-        (void)state;                      \
-        in_child(body);                   \
-    }
-TEST(one_node)
-TEST(one_gpu)
-TEST(two_nodes)
-TEST(mixed)
-TEST(failed_copy)
-TEST(death_in_flight)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_node),    cmocka_unit_test(test_one_gpu),
-        cmocka_unit_test(test_two_nodes),   cmocka_unit_test(test_mixed),
-        cmocka_unit_test(test_failed_copy), cmocka_unit_test(test_death_in_flight),
+        FAKE_GPU_TEST(one_node), FAKE_GPU_TEST(one_gpu),     FAKE_GPU_TEST(two_nodes),
+        FAKE_GPU_TEST(mixed),    FAKE_GPU_TEST(failed_copy), FAKE_GPU_TEST(death_in_flight),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

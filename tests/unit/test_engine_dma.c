@@ -23,21 +23,11 @@
 
 #include "daemon/gpu/engine_dma.h"
 #include "daemon/gpu/gpu.h"
+#include "tests/sim/fake_gpu.h"
 
-#define LIMIT_S 60
 #define MIB ((uint64_t)1 << 20)
 #define BYTES (6 * MIB) /* of a job's buffer */
 #define BOUNCE (8 * MIB)
-
-/* In a child a failed assertion of cmocka would jump into the parent's copy: say it and leave. */
-#define CHECK(condition)                                                                        \
-    do {                                                                                        \
-        if (!(condition)) {                                                                     \
-            (void)fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-            _exit(1);                                                                           \
-        }                                                                                       \
-    } while (0)
-#define OK(call) CHECK((call) == HRG_SUCCESS)
 
 static const struct hrg_driver *drv;
 static struct hrd_gpus *gpus;
@@ -45,16 +35,6 @@ static struct hrd_engine *host_engine, *engine;
 static char *arena; /* pinned, as the agent's */
 static int wake;
 static unsigned registrations_refused, events_refused;
-
-static uint64_t random_state;
-
-static uint64_t rnd(void)
-{
-    uint64_t z = random_state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
 
 #define nap() nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL)
 
@@ -65,38 +45,12 @@ static double now_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static void use_fake(void)
-{
-    char self[4096], path[4200];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    CHECK(n > 0);
-    self[n] = '\0';
-    for (int i = 0; i < 2; i++)
-        *strrchr(self, '/') = '\0';
-    snprintf(path, sizeof(path), "%s/libcuda_fake.so.1", self);
-    setenv("HREDUCE_CUDA_LIBRARY", path, 1);
-}
-
-static unsigned calls(const char *name)
-{
-    void *lib = dlopen(drv->library, RTLD_LAZY | RTLD_NOLOAD);
-    CHECK(lib != NULL);
-    unsigned (*fn)(const char *);
-    *(void **)&fn = dlsym(lib, "fake_cuda_calls");
-    CHECK(fn != NULL);
-    unsigned n = fn(name);
-    dlclose(lib);
-    return n;
-}
-
 /* ---- daemon -------------------------------------------------------------------------------------------------- */
 
 static void open_world(uint32_t idle_ms, uint64_t bounce)
 {
-    char why[512] = "";
-    random_state = (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
-    fprintf(stderr, "seed %llu\n", (unsigned long long)random_state);
-    use_fake();
+    fake_gpu_seed();
+    fake_gpu_use();
     wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     arena = aligned_alloc(4096, 2 * BYTES);
     struct hrd_gpus_config cfg = {.idle_ms = idle_ms, .pair_ms = 3000, .node_name = "here"};
@@ -106,17 +60,15 @@ static void open_world(uint32_t idle_ms, uint64_t bounce)
     host_engine = hrd_engine_host_new(2, 64 << 10, wake);
     engine = hrd_engine_dma_new(gpus, host_engine, bounce);
     CHECK(host_engine != NULL && engine != NULL);
-    drv = hrg_driver_get(why, sizeof(why));
-    CHECK(drv != NULL);
-    OK(drv->Init(0));
+    drv = fake_gpu_driver();
 }
 
 static void close_world(void)
 {
     hrd_gpus_stop(gpus);
-    CHECK(calls("DevicePrimaryCtxRetain") >= calls("DevicePrimaryCtxRelease"));
-    CHECK(calls("MemHostRegister") - registrations_refused == calls("MemHostUnregister"));
-    CHECK(calls("EventCreate") - events_refused == calls("EventDestroy"));
+    CHECK(fake_gpu_calls("DevicePrimaryCtxRetain") >= fake_gpu_calls("DevicePrimaryCtxRelease"));
+    CHECK(fake_gpu_calls("MemHostRegister") - registrations_refused == fake_gpu_calls("MemHostUnregister"));
+    CHECK(fake_gpu_calls("EventCreate") - events_refused == fake_gpu_calls("EventDestroy"));
     engine->table->free(engine);
     host_engine->table->free(host_engine);
     hrd_gpus_free(gpus);
@@ -227,7 +179,7 @@ static void buffer_close(struct buffer *b)
 static void fill(struct buffer *b, bool tame)
 {
     for (uint64_t i = 0; i < BYTES; i += 8) {
-        uint64_t v = rnd() & (tame ? UINT64_C(0xbfffbfffbfffbfff) : UINT64_MAX);
+        uint64_t v = fake_gpu_random() & (tame ? UINT64_C(0xbfffbfffbfffbfff) : UINT64_MAX);
         memcpy(b->host + i, &v, 8);
     }
     OK(drv->CtxSetCurrent(b->ctx));
@@ -322,11 +274,11 @@ static void one_fold(struct buffer *b, unsigned nb, struct hrk_fold fold, uint64
     struct hrd_work *w = work(HRD_WORK_FOLD, fold, n, &o);
     const void *src[16];
     unsigned char *result = malloc(n * out + 1), *plain = malloc(n * out + 1);
-    uint64_t off[16], out_off = in_place ? 0 : BYTES / 2 + rnd() % 64;
+    uint64_t off[16], out_off = in_place ? 0 : BYTES / 2 + fake_gpu_random() % 64;
     void *to[1] = {result};
     for (unsigned i = 0; i < nb; i++) {
         fill(&b[i], true);
-        off[i] = in_place ? 16 * i : rnd() % 64; /* any alignment */
+        off[i] = in_place ? 16 * i : fake_gpu_random() % 64; /* any alignment */
         src[i] = b[i].host + off[i];
         source(w, b[i].span, off[i]);
     }
@@ -420,7 +372,7 @@ static void folds(void)
     }
     free(w);
     free(want);
-    CHECK(calls("LaunchKernel") == 0 && calls("MemcpyDtoDAsync") == 0);
+    CHECK(fake_gpu_calls("LaunchKernel") == 0 && fake_gpu_calls("MemcpyDtoDAsync") == 0);
     close_four();
     close_world();
 }
@@ -462,14 +414,14 @@ static void copies(void)
     CHECK(!hrd_gpus_pair(gpus, 0, 2, &why) && strstr(why, "damaged"));
     CHECK(!hrd_gpus_pair(gpus, 1, 2, &why) && strstr(why, "cannot access"));
     unsigned char *plain = malloc(3 * MIB);
-    unsigned peers = calls("MemcpyPeerAsync");
+    unsigned peers = fake_gpu_calls("MemcpyPeerAsync");
     static const uint64_t sizes[] = {1, 4097, 3 * MIB - 500};
     for (int k = 0; k < 3; k++) {
         uint64_t n = sizes[k];
         for (int i = 0; i < 4; i++)
             fill(&four[i], false);
         for (uint64_t i = 0; i < n; i++)
-            arena[i] = (char)(plain[i] = (unsigned char)rnd());
+            arena[i] = (char)(plain[i] = (unsigned char)fake_gpu_random());
         one_copy(host_span(plain), plain, four, 4, n);
         one_copy(host_span(arena), plain, four, 4, n);
         one_copy(four[1].span, four[1].host, &four[2], 2,
@@ -477,8 +429,8 @@ static void copies(void)
         one_copy(four[3].span, four[3].host, four, 3, n);
         one_copy(four[0].span, four[0].host, &four[1], 1, n); /* within one GPU */
     }
-    CHECK(calls("MemcpyPeerAsync") > peers);
-    CHECK(calls("MemcpyDtoDAsync") == 0 && calls("LaunchKernel") == 0);
+    CHECK(fake_gpu_calls("MemcpyPeerAsync") > peers);
+    CHECK(fake_gpu_calls("MemcpyDtoDAsync") == 0 && fake_gpu_calls("LaunchKernel") == 0);
     free(plain);
     close_four();
     close_world();
@@ -715,7 +667,7 @@ static struct exporter exporter_start(void)
         char why[200];
         hrg_ptr ptr;
         void *host;
-        use_fake();
+        fake_gpu_use();
         drv = hrg_driver_get(why, sizeof(why));
         OK(drv->Init(0));
         OK(drv->CtxSetCurrent(job_ctx(0)));
@@ -756,19 +708,19 @@ static void shared_import(void)
     CHECK(!bad->import && strstr(bad->text, "as the client says"));
     free(bad);
     s.msg.bytes = BYTES;
-    unsigned opened = calls("IpcOpenMemHandle"), closed = calls("IpcCloseMemHandle");
+    unsigned opened = fake_gpu_calls("IpcOpenMemHandle"), closed = fake_gpu_calls("IpcCloseMemHandle");
     struct hrd_gpu_event *a = import(&s), *b = import(&s);
     CHECK(a->import && a->import == b->import && a->device == b->device);
-    CHECK(calls("IpcOpenMemHandle") == opened + 1);
+    CHECK(fake_gpu_calls("IpcOpenMemHandle") == opened + 1);
     s.uid = 2;
     struct hrd_gpu_event *other = import(&s);
     CHECK(other->import && other->import != a->import);
     hrd_gpus_close(gpus, 7, 9, other->import);
     free(answer(HRD_GPU_CLOSED));
-    CHECK(calls("IpcCloseMemHandle") == closed + 1);
+    CHECK(fake_gpu_calls("IpcCloseMemHandle") == closed + 1);
     hrd_gpus_close(gpus, 7, 9, a->import);
     free(answer(HRD_GPU_CLOSED));
-    CHECK(calls("IpcCloseMemHandle") == closed + 1); /* b still has it */
+    CHECK(fake_gpu_calls("IpcCloseMemHandle") == closed + 1); /* b still has it */
 
     struct outcome o = {0};
     struct hrd_work *w = work(HRD_WORK_COPY, (struct hrk_fold){.in = HRP_U8, .out = HRP_U8}, BYTES, &o);
@@ -787,7 +739,7 @@ static void shared_import(void)
     free(w);
     hrd_gpus_close(gpus, 7, 9, b->import);
     free(answer(HRD_GPU_CLOSED));
-    CHECK(calls("IpcCloseMemHandle") == closed + 2);
+    CHECK(fake_gpu_calls("IpcCloseMemHandle") == closed + 2);
     free(a);
     free(b);
     free(other);
@@ -798,7 +750,7 @@ static void shared_import(void)
 static void idle(void)
 {
     open_world(50, 4 * MIB);
-    CHECK(calls("DevicePrimaryCtxRetain") == 0 && calls("MemHostRegister") == 0);
+    CHECK(fake_gpu_calls("DevicePrimaryCtxRetain") == 0 && fake_gpu_calls("MemHostRegister") == 0);
     for (int round = 1; round <= 2; round++) {
         struct buffer b;
         buffer_open(&b, 1);
@@ -812,7 +764,7 @@ static void idle(void)
         do {
             nap();
             CHECK(hrd_gpus_info(gpus, &info, 1, &pinned) == 1 && now_s() < end);
-        } while (info.up || calls("DevicePrimaryCtxRelease") < (unsigned)round);
+        } while (info.up || fake_gpu_calls("DevicePrimaryCtxRelease") < (unsigned)round);
         CHECK(pinned == 0 && info.imports == 0);
     }
     close_world();
@@ -861,40 +813,14 @@ static void switched_off(void)
     hrd_gpus_free(gpus);
 }
 
-struct body {
-    void (*run)(void);
-};
-
-static void in_child(void **state)
-{
-    const struct body *b = *state;
-    int status;
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        alarm(5 * LIMIT_S);
-        b->run();
-        _exit(0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-}
-
-#define TEST(fn)                                          \
-    {                                                     \
-        "test_" #fn, in_child, NULL, NULL, &(struct body) \
-        {                                                 \
-            fn                                            \
-        }                                                 \
-    }
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(folds),         TEST(copies),         TEST(hanging_pair), TEST(nan_fill), TEST(crowded),
-        TEST(failing_calls), TEST(failing_trials), TEST(lost_device),  TEST(refusals), TEST(shared_import),
-        TEST(idle),          TEST(out_of_memory),  TEST(switched_off),
+        FAKE_GPU_TEST(folds),          FAKE_GPU_TEST(copies),      FAKE_GPU_TEST(hanging_pair),
+        FAKE_GPU_TEST(nan_fill),       FAKE_GPU_TEST(crowded),     FAKE_GPU_TEST(failing_calls),
+        FAKE_GPU_TEST(failing_trials), FAKE_GPU_TEST(lost_device), FAKE_GPU_TEST(refusals),
+        FAKE_GPU_TEST(shared_import),  FAKE_GPU_TEST(idle),        FAKE_GPU_TEST(out_of_memory),
+        FAKE_GPU_TEST(switched_off),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@
 
 #include "daemon/gpu/engine_sm.h"
 #include "kernels/gpu_kernels.h"
+#include "tests/sim/fake_gpu.h"
 
 #define NGPUS 4
 #define BYTES ((uint64_t)4 << 20) /* of each buffer */
@@ -89,21 +90,6 @@ bool hrd_gpu_failed(struct hrd_gpus *gpus, struct hrd_gpu_dev *g, hrg_result err
 
 /* ---- a world of four GPUs --------------------------------------------------------------------------------------- */
 
-#define OK(call) assert_int_equal(call, HRG_SUCCESS)
-
-static void use_fake(void)
-{
-    char self[4096], path[4200];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    assert_true(n > 0);
-    self[n] = '\0';
-    setenv("HREDUCE_GPU_KERNELS", self, 1); /* any file is an image to the fake */
-    for (int i = 0; i < 2; i++)
-        *strrchr(self, '/') = '\0';
-    snprintf(path, sizeof(path), "%s/libcuda_fake.so.1", self);
-    setenv("HREDUCE_CUDA_LIBRARY", path, 1);
-}
-
 /* Memory of one GPU, mapped once for the kernels of each. */
 static void make_buffer(int gpu, int k)
 {
@@ -127,11 +113,8 @@ static void open_world(void)
 {
     char why[512] = "";
     void *p;
-    use_fake();
-    drv = hrg_driver_get(why, sizeof(why));
-    if (!drv)
-        fail_msg("%s", why);
-    OK(drv->Init(0));
+    fake_gpu_seed();
+    drv = fake_gpu_driver();
     for (int16_t i = 0; i < NGPUS; i++) {
         struct hrd_gpu_dev *g = &world.dev[i];
         *g = (struct hrd_gpu_dev){.drv = drv, .gpu = i, .dev = i};
@@ -143,8 +126,10 @@ static void open_world(void)
         for (int j = 0; j < NGPUS; j++)
             if (j != i)
                 OK(drv->CtxEnablePeerAccess(world.dev[j].ctx, 0));
-        if (hrd_engine_sm_part.up(&world.dev[i], &world.dev[i].part[HRD_GPU_SM], why, sizeof(why)) != 0)
-            fail_msg("%s", why);
+        if (hrd_engine_sm_part.up(&world.dev[i], &world.dev[i].part[HRD_GPU_SM], why, sizeof(why)) != 0) {
+            (void)fprintf(stderr, "%s\n", why);
+            _exit(1);
+        }
         for (int k = 0; k < 2; k++) {
             make_buffer(i, k);
             OK(drv->MemAllocHost(&p, BYTES));
@@ -189,25 +174,6 @@ static void in_child(void (*body)(void), const char *failures, const char *delay
     assert_int_equal(status, 0);
 }
 
-/* In a child a failed assertion of cmocka would jump into the parent's copy: say it and leave. */
-#define CHECK(condition)                                                                        \
-    do {                                                                                        \
-        if (!(condition)) {                                                                     \
-            (void)fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-            _exit(1);                                                                           \
-        }                                                                                       \
-    } while (0)
-
-static uint64_t random_state = 20261129;
-
-static uint64_t random_bits(void)
-{
-    uint64_t z = random_state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
 static void move(int gpu, int k, bool to_device, uint64_t bytes)
 {
     CHECK(drv->CtxSetCurrent(world.dev[gpu].ctx) == 0);
@@ -221,7 +187,7 @@ static void fill(uint64_t bytes)
 {
     for (int i = 0; i < NGPUS; i++) {
         for (uint64_t b = 0; b < bytes; b += 8) {
-            uint64_t v = random_bits() & UINT64_C(0x3fff3fff3fff3fff);
+            uint64_t v = fake_gpu_random() & UINT64_C(0x3fff3fff3fff3fff);
             memcpy(buffer[i][0].host + b, &v, 8);
         }
         memset(buffer[i][1].host, 0xa5, BYTES);
@@ -336,7 +302,7 @@ static void fused_body(void)
     open_world();
     for (unsigned dtype = 0; dtype < HRP_NDTYPES; dtype++)
         for (unsigned op = 0; op < HRP_NREDOPS; op++)
-            fused(dtype, op, 1 + random_bits() % 3000, op == 0 ? 1 : 16);
+            fused(dtype, op, 1 + fake_gpu_random() % 3000, op == 0 ? 1 : 16);
     static const uint64_t sizes[] = {0, 1, 511, 513, 16384, 32769, 65536, 300001, BYTES / 4};
     for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
         fused(HRP_F32, HRP_SUM, sizes[i], 0);
@@ -374,7 +340,7 @@ static void nodes_body(void)
     CHECK(memcmp(world.pinned, sum, half) == 0 && (uint8_t)world.pinned[half] == 0xa5);
 
     for (uint64_t i = 0; i < 2 * half; i++) /* what two other nodes sent */
-        world.pinned[half + i] = (char)(random_bits() & 0x3f);
+        world.pinned[half + i] = (char)(fake_gpu_random() & 0x3f);
     w = work(HRD_WORK_FOLD, total, n, &o);
     for (uint64_t i = 0; i < 3; i++) {
         source(w, in_arena(i * half));

@@ -23,20 +23,11 @@
 #include "daemon/gpu/engine_sm.h"
 #include "daemon/gpu/gpu.h"
 #include "kernels/kernels.h"
+#include "tests/sim/fake_gpu.h"
 
 #define NGPUS 3
 #define N 50021u
 #define BYTES ((uint64_t)N * 4)
-#define LIMIT_S 60
-
-#define CHECK(condition)                                                                        \
-    do {                                                                                        \
-        if (!(condition)) {                                                                     \
-            (void)fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-            _exit(1);                                                                           \
-        }                                                                                       \
-    } while (0)
-#define OK(call) CHECK((call) == HRG_SUCCESS)
 
 static const struct hrg_driver *drv;
 static struct hrd_gpus *gpus;
@@ -54,37 +45,9 @@ static struct exported {
     uint64_t device;
 } memory[2 * NGPUS];
 
-static void load_fake(void)
-{
-    char self[4096], path[4200], why[300];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    CHECK(n > 0);
-    self[n] = '\0';
-    setenv("HREDUCE_GPU_KERNELS", self, 1); /* any file is an image to the fake */
-    for (int i = 0; i < 2; i++)
-        *strrchr(self, '/') = '\0';
-    snprintf(path, sizeof(path), "%s/libcuda_fake.so.1", self);
-    setenv("HREDUCE_CUDA_LIBRARY", path, 1);
-    drv = hrg_driver_get(why, sizeof(why));
-    CHECK(drv != NULL);
-    OK(drv->Init(0));
-}
-
-static unsigned calls(const char *name)
-{
-    void *lib = dlopen(drv->library, RTLD_LAZY | RTLD_NOLOAD);
-    CHECK(lib != NULL);
-    unsigned (*fn)(const char *);
-    *(void **)&fn = dlsym(lib, "fake_cuda_calls");
-    CHECK(fn != NULL);
-    unsigned n = fn(name);
-    dlclose(lib);
-    return n;
-}
-
 static unsigned open_handles(void)
 {
-    return calls("IpcOpenMemHandle") - calls("IpcCloseMemHandle");
+    return fake_gpu_calls("IpcOpenMemHandle") - fake_gpu_calls("IpcCloseMemHandle");
 }
 
 static void exporter(const struct exported *m, int up, int down)
@@ -96,7 +59,7 @@ static void exporter(const struct exported *m, int up, int down)
     struct hrg_ipc_handle handle;
     alarm(5 * LIMIT_S);
     unsetenv("FAKE_CUDA_FAIL"); /* the orders are the daemon's */
-    load_fake();
+    drv = fake_gpu_driver();
     OK(drv->DevicePrimaryCtxRetain(&ctx, m->gpu));
     OK(drv->CtxSetCurrent(ctx));
     OK(drv->MemAlloc(&ptr, BYTES));
@@ -118,7 +81,7 @@ static void export_on(struct exported *m, int gpu)
     CHECK(pipe(down) == 0 && pipe(up) == 0);
     m->gpu = gpu;
     for (unsigned i = 0; i < N; i++)
-        m->holds[i] = (uint32_t)random() * 3u;
+        m->holds[i] = (uint32_t)fake_gpu_random();
     m->pid = fork();
     CHECK(m->pid >= 0);
     if (m->pid == 0) {
@@ -135,12 +98,10 @@ static void export_on(struct exported *m, int gpu)
 
 static void open_world(uint32_t idle_ms)
 {
-    unsigned seed = (unsigned)time(NULL) ^ (unsigned)getpid() << 8;
-    fprintf(stderr, "seed %u\n", seed);
-    srandom(seed);
+    fake_gpu_seed();
     for (int i = 0; i < 2 * NGPUS; i++)
         export_on(&memory[i], i % NGPUS);
-    load_fake();
+    drv = fake_gpu_driver();
     struct hrd_gpus_config cfg = {.idle_ms = idle_ms, .pair_ms = 20000, .node_name = "here"};
     gpus = hrd_gpus_new(&cfg);
     host_engine = hrd_engine_host_new(0, 1 << 20, -1);
@@ -377,7 +338,7 @@ static void one_refusal(const char *order, int owner, int at)
     open_world(60000);
     import(&memory[0]);
     import(&memory[1]);
-    CHECK(calls("IpcOpenMemHandle") == 4);
+    CHECK(fake_gpu_calls("IpcOpenMemHandle") == 4);
     CHECK((why = refusal(3)) && strstr(why, hrd_gpus_dev(gpus, 0)->pci) &&
           strstr(why, hrd_gpus_dev(gpus, 1)->pci) && strstr(why, "cuIpcOpenMemHandle") && strstr(why, "205"));
     CHECK(view(m, at) == 0 && view(&memory[at], owner) != 0);
@@ -444,39 +405,14 @@ static void vmm(void)
     close_world();
 }
 
-struct body {
-    void (*run)(void);
-};
-
-static void in_child(void **state)
-{
-    const struct body *b = *state;
-    int status;
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        alarm(5 * LIMIT_S);
-        b->run();
-        _exit(0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-}
-
-#define TEST(fn)                                          \
-    {                                                     \
-        "test_" #fn, in_child, NULL, NULL, &(struct body) \
-        {                                                 \
-            fn                                            \
-        }                                                 \
-    }
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(every_gpu_has_its_own),           TEST(down_and_up), TEST(refused_when_a_gpu_comes_up),
-        TEST(refused_when_memory_is_imported), TEST(vmm),
+        FAKE_GPU_TEST(every_gpu_has_its_own),
+        FAKE_GPU_TEST(down_and_up),
+        FAKE_GPU_TEST(refused_when_a_gpu_comes_up),
+        FAKE_GPU_TEST(refused_when_memory_is_imported),
+        FAKE_GPU_TEST(vmm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
