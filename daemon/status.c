@@ -178,6 +178,18 @@ static void set_int(json_t *o, const char *key, uint64_t value)
     json_object_set_new(o, key, json_integer((json_int_t)value));
 }
 
+/* What is counted for each communicator, and for all of them together. */
+static void add_counters(json_t *o, const struct hrd_snapshot_comm *c)
+{
+    set_int(o, "ops_done", c->ops_done);
+    set_int(o, "ops_failed", c->ops_failed);
+    set_int(o, "bytes", c->bytes);
+    set_int(o, "staged_bytes", c->staged_bytes);
+    set_int(o, "tx_bytes", c->tx_bytes);
+    set_int(o, "rx_bytes", c->rx_bytes);
+    json_object_set_new(o, "algorithms", hrd_algorithms_json(c));
+}
+
 /* The agent's figures go into the member's object. */
 static void add_comm_figures(json_t *m, const struct hrd_snapshot_comm *c)
 {
@@ -186,19 +198,13 @@ static void add_comm_figures(json_t *m, const struct hrd_snapshot_comm *c)
     set_int(m, "node", c->node);
     set_int(m, "nlocal", c->nlocal);
     json_object_set_new(m, "status", json_string(hrp_status_name(c->status)));
-    set_int(m, "ops_done", c->ops_done);
-    set_int(m, "ops_failed", c->ops_failed);
-    set_int(m, "bytes", c->bytes);
-    set_int(m, "staged_bytes", c->staged_bytes);
-    set_int(m, "tx_bytes", c->tx_bytes);
-    set_int(m, "rx_bytes", c->rx_bytes);
+    add_counters(m, c);
     json_object_set_new(m, "op_in_progress",
                         c->op_oldest ? json_integer((json_int_t)c->op_oldest) : json_null());
     json_object_set_new(m, "op_age_ms", c->op_oldest ? json_integer((json_int_t)c->op_age_ms) : json_null());
     json_object_set_new(m, "last_op_age_ms",
                         c->last_op_age_ms != UINT64_MAX ? json_integer((json_int_t)c->last_op_age_ms)
                                                         : json_null());
-    json_object_set_new(m, "algorithms", hrd_algorithms_json(c));
 }
 
 static json_t *comms_json(struct hrd_daemon *d, const struct hrd_snapshot *snap, const struct asker *who)
@@ -343,13 +349,8 @@ static json_t *totals_json(const struct hrd_snapshot_comm *t)
 {
     static const uint64_t bounds[HRD_NTIMES - 1] = HRD_TIME_BOUNDS;
     json_t *o = json_object(), *times = json_array();
-    set_int(o, "ops_done", t->ops_done);
-    set_int(o, "ops_failed", t->ops_failed);
+    add_counters(o, t);
     set_int(o, "communicators_failed", t->failures);
-    set_int(o, "bytes", t->bytes);
-    set_int(o, "staged_bytes", t->staged_bytes);
-    set_int(o, "tx_bytes", t->tx_bytes);
-    set_int(o, "rx_bytes", t->rx_bytes);
     set_int(o, "time_us", t->time_us);
     for (unsigned i = 0; i < HRD_NTIMES; i++)
         json_array_append_new(
@@ -357,7 +358,6 @@ static json_t *totals_json(const struct hrd_snapshot_comm *t)
                              i < HRD_NTIMES - 1 ? json_integer((json_int_t)bounds[i]) : json_null(), "ops",
                              (json_int_t)t->time_ops[i]));
     json_object_set_new(o, "times", times);
-    json_object_set_new(o, "algorithms", hrd_algorithms_json(t));
     return o;
 }
 
