@@ -5,12 +5,15 @@
     model = DistributedDataParallel(module)
     model.register_comm_hook(comm, hclient.torch.allreduce_hook)
 
-Each bucket of gradients is averaged by hreduce, in place, while backward goes on with the next. An op that
-failed makes backward() raise, so that no optimizer step is made with what is in the bucket. The process
-group of DDP (gloo) is still needed for what DDP does beside: checking parameters and broadcasting buffers.
+Each bucket of gradients is averaged by hreduce, in place, while backward goes on with the next. On CPU
+tensors an op that failed makes backward() raise, so that no optimizer step is made with what is in the
+bucket. The process group of DDP (gloo) is still needed for what DDP does beside: checking parameters and
+broadcasting buffers.
 
 On CUDA tensors nothing waits on the processor: the ops run on a stream of their own beside backward, and what DDP does next
-is ordered behind them on the GPU. An op that failed is therefore noticed at the next bucket, which raises.
+is ordered behind them on the GPU. An op that failed is therefore noticed at the next bucket, which raises; that of a step's
+last bucket only in the next step. Where the optimizer must not see what such an op left (NaN where the daemon or the library
+could fill it), call comm.wait() between backward() and step(): it waits for the ops and raises.
 """
 
 import collections
