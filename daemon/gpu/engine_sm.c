@@ -236,6 +236,19 @@ static bool post(struct sm_engine *e, struct hrd_work *w)
     return true;
 }
 
+/* post() may end a piece of work itself and link it elsewhere: whoever is next is asked before. */
+static void post_waiting(struct sm_engine *e)
+{
+    for (struct hrd_work *w; (w = e->waiting.first) != NULL;) {
+        struct hrd_work *next = w->next;
+        if (!post(e, w))
+            return;
+        e->waiting.first = next;
+        if (!next)
+            e->waiting.last = NULL;
+    }
+}
+
 /* NULL, or why this engine cannot do the work: a mistake of whoever gave it here. */
 static const char *check(struct sm_engine *e, const struct hrd_work *w)
 {
@@ -369,8 +382,7 @@ static unsigned sm_poll(struct hrd_engine *base)
         if (!poll_part(e, part_of(e, g), &now))
             e->busy &= ~(UINT64_C(1) << g);
     }
-    while (e->waiting.first && post(e, e->waiting.first))
-        (void)pop(&e->waiting);
+    post_waiting(e);
     /* done() may submit more, which is for the next poll. */
     struct work_queue over = e->finished;
     unsigned count = 0;

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "daemon/gpu/engine_sm.h"
+#include "daemon/gpu/sm_part.h"
 #include "kernels/gpu_kernels.h"
 #include "tests/sim/fake_gpu.h"
 
@@ -30,7 +31,7 @@ struct hrd_gpus {
     char *pinned;
     uint64_t pinned_bytes;
     int bad_a, bad_b; /* a pair that does not reach each other */
-    int blind;        /* a GPU that has no address for the others' memory; -1: none */
+    int blind;        /* a GPU that has no address for the others' memory; -1: none, NGPUS: all */
     uint64_t epoch;
 };
 
@@ -55,16 +56,21 @@ bool hrd_gpus_pair(const struct hrd_gpus *gpus, int16_t a, int16_t b, const char
     return !(a == gpus->bad_a && b == gpus->bad_b);
 }
 
+static bool is_blind(const struct hrd_gpus *gpus, int16_t at)
+{
+    return gpus->blind == at || gpus->blind == NGPUS;
+}
+
 bool hrd_gpus_reach(const struct hrd_gpus *gpus, int16_t owner, int16_t at, const char **why)
 {
     (void)owner;
     *why = "the test says that it is blind";
-    return at != gpus->blind;
+    return !is_blind(gpus, at);
 }
 
 uint64_t hrd_gpus_view(const struct hrd_gpus *gpus, int16_t owner, int16_t at, uint64_t addr)
 {
-    for (int k = 0; k < 2 && at != gpus->blind; k++)
+    for (int k = 0; k < 2 && !is_blind(gpus, at); k++)
         if (addr >= buffer[owner][k].device && addr < buffer[owner][k].device + BYTES)
             return buffer[owner][k].seen[at] + (addr - buffer[owner][k].device);
     return 0;
@@ -435,6 +441,33 @@ static struct hrd_work *plain(uint64_t n, struct outcome *o)
     return w;
 }
 
+/* What waits for room in the rings loses its addresses meanwhile: every piece of it ends, once and in words. */
+static void stranded_body(void)
+{
+    enum { POSTED = NGPUS * (int)SM_RING, MANY = POSTED + 5 };
+    struct outcome o = {0};
+    open_world();
+    fill(4096);
+    for (unsigned i = 0; i < MANY; i++)
+        engine->table->submit(engine, plain(100, &o));
+    world.blind = NGPUS;
+    world.epoch++;
+    wait_for(&o, MANY);
+    CHECK(o.failed == MANY - POSTED && strstr(o.text, "fold kernel over 100 elements"));
+    world.blind = -1;
+    world.epoch++;
+    engine->table->submit(engine, plain(100, &o));
+    wait_for(&o, MANY + 1);
+    CHECK(o.failed == MANY - POSTED);
+    close_world();
+}
+
+static void ends_what_waits_and_cannot_be_launched(void **state)
+{
+    (void)state;
+    in_child(stranded_body, NULL, NULL);
+}
+
 /* One launch is refused by the driver: that work fails in words, the others do not. */
 static void refusal_body(void)
 {
@@ -583,6 +616,7 @@ int main(void)
         cmocka_unit_test(folds_over_all_gpus),
         cmocka_unit_test(serves_several_nodes),
         cmocka_unit_test(takes_more_than_its_rings_hold),
+        cmocka_unit_test(ends_what_waits_and_cannot_be_launched),
         cmocka_unit_test(a_refused_launch_fails_its_work_alone),
         cmocka_unit_test(a_dead_device_ends_all_work),
         cmocka_unit_test(says_why_not),
