@@ -212,7 +212,7 @@ static void enter(struct service *s, enum stop_phase phase)
    any is taken; Restart= of the unit does the rest. */
 static void leave_lost_gpu(struct service *s)
 {
-    const char *why = hrd_gpus_lost(s->d.gpus);
+    const char *why = hrd_gpus_lost(s->d.gpus, UINT64_MAX);
     if (!why || s->phase != RUNNING || hrd_sessions_live(&s->d) > 0)
         return;
     hrd_error("no job is connected: the daemon ends to be started again, because %s", why);

@@ -584,12 +584,7 @@ static void start_chunks(struct dma_engine *e)
 
 static const char *dma_refuses(struct hrd_engine *base, const struct hrd_engine_ask *ask)
 {
-    struct dma_engine *e = (struct dma_engine *)base;
-    for (uint64_t left = ask->gpus; left; left &= left - 1)
-        if (atomic_load_explicit(&hrd_gpus_dev(e->gpus, (int16_t)__builtin_ctzll(left))->lost,
-                                 memory_order_acquire))
-            return hrd_gpus_lost(e->gpus);
-    return NULL;
+    return hrd_gpus_lost(((struct dma_engine *)base)->gpus, ask->gpus);
 }
 
 static uint64_t dma_waited(struct hrd_engine *base, uint64_t gpus)

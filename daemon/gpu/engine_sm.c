@@ -430,6 +430,9 @@ static uint64_t sm_waited(struct hrd_engine *base, uint64_t gpus)
 static const char *sm_refuses(struct hrd_engine *base, const struct hrd_engine_ask *ask)
 {
     struct sm_engine *e = (struct sm_engine *)base;
+    const char *lost = hrd_gpus_lost(e->gpus, ask->gpus);
+    if (lost)
+        return lost;
     if (ask->host)
         return "a local rank's buffer lies in host memory";
     if (ask->nlocal >= HRG_MAX_SINKS) {

@@ -240,21 +240,20 @@ static struct hrd_gpu_import *new_import(struct gpu *g, struct gpu_request *r, c
     return i;
 }
 
-static bool lost(struct gpu *g, char *why, size_t len)
+/* NULL, or the sentence. */
+static const char *lost(const struct gpu *g)
 {
-    bool yes = atomic_load_explicit(&g->dev.lost, memory_order_acquire);
-    if (yes) {
-        pthread_mutex_lock(&g->gpus->lock);
-        snprintf(why, len, "%s", g->lost_why);
-        pthread_mutex_unlock(&g->gpus->lock);
-    }
-    return yes;
+    return hrd_gpus_lost(g->gpus, UINT64_C(1) << g->dev.gpu);
 }
 
 static void open_import(struct gpu *g, struct gpu_request *r)
 {
     char why[512] = "";
-    if (lost(g, why, sizeof(why)) || (!g->up && bring_up(g, why, sizeof(why)) != 0)) {
+    if (lost(g)) {
+        refuse(g->gpus, r, lost(g));
+        return;
+    }
+    if (!g->up && bring_up(g, why, sizeof(why)) != 0) {
         refuse(g->gpus, r, why);
         return;
     }
@@ -303,7 +302,7 @@ static struct gpu_request *next_request(struct gpu *g)
 {
     struct hrd_gpus *gpus = g->gpus;
     bool idle = g->up && !g->imports, timed_out = false;
-    struct timespec until = after_ms(atomic_load(&g->dev.lost) ? 0 : gpus->cfg.idle_ms);
+    struct timespec until = after_ms(lost(g) ? 0 : gpus->cfg.idle_ms);
     pthread_mutex_lock(&gpus->lock);
     while (!g->first && !gpus->stop && !timed_out) {
         if (idle)
@@ -546,23 +545,17 @@ bool hrd_gpu_failed(struct hrd_gpus *gpus, struct hrd_gpu_dev *d, hrg_result err
         snprintf(g->lost_why, sizeof(g->lost_why),
                  "%s is lost to this daemon since %s failed: %s; restart hreduced when its jobs allow it",
                  name, what, text);
-    atomic_store_explicit(&d->lost, true, memory_order_release);
+    atomic_fetch_or_explicit(&gpus->lost, UINT64_C(1) << d->gpu, memory_order_release);
     pthread_mutex_unlock(&gpus->lock);
     if (first)
         hrd_error("%s", g->lost_why);
     return true;
 }
 
-const char *hrd_gpus_lost(const struct hrd_gpus *gpus)
+const char *hrd_gpus_lost(const struct hrd_gpus *gpus, uint64_t which)
 {
-    struct hrd_gpus *m = (struct hrd_gpus *)(uintptr_t)gpus;
-    const char *why = NULL;
-    pthread_mutex_lock(&m->lock);
-    for (unsigned i = 0; gpus->listing == GPUS_LISTED && i < gpus->n && !why; i++)
-        if (gpus->gpu[i]->lost_why[0])
-            why = gpus->gpu[i]->lost_why; /* never changes again */
-    pthread_mutex_unlock(&m->lock);
-    return why;
+    which &= atomic_load_explicit(&gpus->lost, memory_order_acquire);
+    return which ? gpus->gpu[__builtin_ctzll(which)]->lost_why : NULL;
 }
 
 unsigned hrd_gpus_info(const struct hrd_gpus *gpus, struct hrd_gpu_info *out, unsigned max, uint64_t *pinned)

@@ -44,7 +44,7 @@ struct hrd_gpus_config {
 /* What an engine keeps on each GPU. */
 enum hrd_gpu_part_kind { HRD_GPU_DMA, HRD_GPU_SM, HRD_GPU_NPARTS };
 
-/* Constant while the GPU is up, but for `lost`. */
+/* Constant while the GPU is up. */
 struct hrd_gpu_dev {
     const struct hrg_driver *drv;
     int16_t gpu; /* its index */
@@ -55,7 +55,6 @@ struct hrd_gpu_dev {
     char name[96];
     void *part[HRD_GPU_NPARTS];         /* of hrd_gpu_part.up(); NULL: not there, and */
     char part_why[HRD_GPU_NPARTS][200]; /* why not, a phrase */
-    _Atomic bool lost; /* an error after which its context can do nothing: see hrd_gpu_failed() */
 };
 
 /* How an engine gets onto a GPU. All on the GPU's control thread, with its context current; may block. */
@@ -165,7 +164,8 @@ struct hrd_gpu_info {
 /* Fills at most max; returns how many there are. *pinned: bytes of host memory registered now. */
 unsigned hrd_gpus_info(const struct hrd_gpus *gpus, struct hrd_gpu_info *out, unsigned max, uint64_t *pinned);
 
-/* A sentence when some GPU is lost: the daemon should be started again when nobody needs it. NULL: all is well. */
-const char *hrd_gpus_lost(const struct hrd_gpus *gpus);
+/* Why one of these GPUs (bit g: GPU g) is lost, see hrd_gpu_failed(): a sentence that lives as long as gpus. NULL: none of
+   them is. Any thread; never blocks. */
+const char *hrd_gpus_lost(const struct hrd_gpus *gpus, uint64_t which);
 
 #endif

@@ -51,8 +51,8 @@ struct gpu {
     /* under the lock of gpus: */
     bool threaded, used; /* its thread runs; it was imported from once */
     bool up;
-    bool retiring; /* lost, and to be taken down when its imports are closed */
-    char lost_why[512];
+    bool retiring;      /* lost, and to be taken down when its imports are closed */
+    char lost_why[512]; /* read without the lock once its bit in `lost` is set: never changes again */
     struct gpu_request *first, *last;
     struct hrd_gpu_import *imports;
     uint32_t nimports;
@@ -87,7 +87,8 @@ struct hrd_gpus {
     const struct hrg_driver *drv;
     unsigned n;
     struct gpu *gpu[HRD_GPUS_MAX];
-    struct text *texts; /* of pairs */
+    _Atomic uint64_t lost; /* bit g: an error after which the context of GPU g can do nothing */
+    struct text *texts;    /* of pairs */
 
     pthread_mutex_t pin_lock; /* taken before the other, and held over calls that block */
     struct pinned_range range[HRD_GPU_PINS];

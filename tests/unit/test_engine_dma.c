@@ -553,7 +553,7 @@ static void failing_calls(void)
     }
     CHECK(failed == 2);
     events_refused = 1; /* its copies are found to have ended by asking the stream */
-    CHECK(!hrd_gpus_lost(gpus));
+    CHECK(!hrd_gpus_lost(gpus, UINT64_MAX));
     one_fold(four, 4, hrk_fold_single(HRP_I32, HRP_SUM, 4), 700001, true, false);
     close_four();
     close_world();
@@ -590,9 +590,10 @@ static void lost_device(void)
     (void)drv->StreamSynchronize(HRG_STREAM_PER_THREAD);
     struct outcome o = try_fold(900000);
     CHECK(o.failed && o.lost && strstr(o.text, "700"));
-    CHECK(hrd_gpus_lost(gpus) && strstr(hrd_gpus_lost(gpus), "restart hreduced"));
+    const char *why = hrd_gpus_lost(gpus, UINT64_MAX);
+    CHECK(why && strstr(why, "restart hreduced"));
     struct hrd_engine_ask ask = {.gpus = 1};
-    CHECK(engine->table->refuses(engine, &ask) == hrd_gpus_lost(gpus));
+    CHECK(engine->table->refuses(engine, &ask) == hrd_gpus_lost(gpus, 1));
     o = try_fold(900000);
     CHECK(o.failed && o.lost);
     struct hrd_gpu_source s = {.uid = 1, .msg = {.bytes = 4096, .kind = HRP_GPU_LEGACY}};
@@ -606,6 +607,29 @@ static void lost_device(void)
     }
     hrd_gpus_stop(gpus);
     _exit(0);
+}
+
+/* Each GPU is lost for itself, and the sentence is about it. */
+static void lost_apart(void)
+{
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    open_world(60000, 4 * MIB);
+    struct hrd_engine_ask first = {.gpus = 1}, third = {.gpus = 4}, both = {.gpus = 5};
+    char why[400];
+    buffer_open(&four[0], 0);
+    buffer_open(&four[1], 2);
+    CHECK(hrd_gpu_failed(gpus, hrd_gpus_dev(gpus, 2), HRG_ERROR_LAUNCH_FAILED, "a test", why, sizeof(why)));
+    CHECK(!engine->table->refuses(engine, &first));
+    const char *said = engine->table->refuses(engine, &third);
+    CHECK(said && strstr(said, hrd_gpus_dev(gpus, 2)->pci));
+    CHECK(engine->table->refuses(engine, &both) == said);
+    CHECK(hrd_gpu_failed(gpus, hrd_gpus_dev(gpus, 0), HRG_ERROR_LAUNCH_FAILED, "a test", why, sizeof(why)));
+    CHECK(engine->table->refuses(engine, &third) == said);
+    said = engine->table->refuses(engine, &first);
+    CHECK(said && strstr(said, hrd_gpus_dev(gpus, 0)->pci));
+    buffer_close(&four[0]);
+    buffer_close(&four[1]);
+    close_world();
 }
 
 /* ---- imports ------------------------------------------------------------------------------------------------- */
@@ -820,7 +844,7 @@ int main(void)
         FAKE_GPU_TEST(nan_fill),       FAKE_GPU_TEST(crowded),     FAKE_GPU_TEST(failing_calls),
         FAKE_GPU_TEST(failing_trials), FAKE_GPU_TEST(lost_device), FAKE_GPU_TEST(refusals),
         FAKE_GPU_TEST(shared_import),  FAKE_GPU_TEST(idle),        FAKE_GPU_TEST(out_of_memory),
-        FAKE_GPU_TEST(switched_off),
+        FAKE_GPU_TEST(switched_off),   FAKE_GPU_TEST(lost_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

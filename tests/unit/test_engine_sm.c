@@ -32,7 +32,7 @@ struct hrd_gpus {
     uint64_t pinned_bytes;
     int bad_a, bad_b; /* a pair that does not reach each other */
     int blind;        /* a GPU that has no address for the others' memory; -1: none, NGPUS: all */
-    uint64_t epoch;
+    uint64_t lost, epoch;
 };
 
 static struct hrd_gpus world = {.bad_a = -1, .blind = -1, .epoch = 1};
@@ -74,6 +74,11 @@ uint64_t hrd_gpus_view(const struct hrd_gpus *gpus, int16_t owner, int16_t at, u
         if (addr >= buffer[owner][k].device && addr < buffer[owner][k].device + BYTES)
             return buffer[owner][k].seen[at] + (addr - buffer[owner][k].device);
     return 0;
+}
+
+const char *hrd_gpus_lost(const struct hrd_gpus *gpus, uint64_t which)
+{
+    return gpus->lost & which ? "the test has lost it" : NULL;
 }
 
 uint64_t hrd_gpus_views_epoch(const struct hrd_gpus *gpus)
@@ -522,6 +527,10 @@ static void words_body(void)
     const char *why;
     char elsewhere[16];
     open_world();
+    CHECK(engine->table->refuses(engine, &ask) == NULL);
+    world.lost = 1u << 2;
+    CHECK((why = engine->table->refuses(engine, &ask)) && strcmp(why, "the test has lost it") == 0);
+    world.lost = 1u << 4;
     CHECK(engine->table->refuses(engine, &ask) == NULL);
     ask.host = true;
     CHECK((why = engine->table->refuses(engine, &ask)) && strstr(why, "host memory"));
