@@ -172,13 +172,11 @@ static int bring_up(struct gpu *g, char *why, size_t len)
     }
     d->drv->CtxSetCurrent(d->ctx);
     size_t before = free_memory(d);
-    if (hrd_gpu_pins_take(g, why, len) != 0) {
-        d->drv->CtxSetCurrent(NULL);
-        d->drv->DevicePrimaryCtxRelease(d->dev);
-        return -1;
-    }
-    if (make_parts(g, why, len) != 0) {
-        hrd_gpu_pins_drop(g, true);
+    int failed = make_parts(g, why, len);
+    /* Last of what may fail: once others use the registrations of this context, it has to stay. */
+    if (!failed && (failed = hrd_gpu_pins_take(g, why, len)) != 0)
+        drop_parts(g);
+    if (failed) {
         d->drv->CtxSetCurrent(NULL);
         d->drv->DevicePrimaryCtxRelease(d->dev);
         return -1;

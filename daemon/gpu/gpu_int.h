@@ -106,7 +106,7 @@ struct hrd_gpus {
 const char *hrd_gpu_name(const struct hrd_gpu_dev *d, char *buf, size_t len);
 
 /* pin.c: all on the thread of g, whose context is current. */
-/* g comes up: registers the ranges when it is the first. 0, or -1 with a sentence. */
+/* g comes up, and nothing of that can fail any more: registers the ranges when it is the first. 0, or -1 with a sentence. */
 int hrd_gpu_pins_take(struct gpu *g, char *why, size_t len);
 /* g goes down. False: its context holds the registrations that other GPUs use, so it stays up; not with `force`. */
 bool hrd_gpu_pins_drop(struct gpu *g, bool force);

@@ -800,7 +800,7 @@ static void out_of_memory(void)
            1);
     open_world(60000, 4 * MIB);
     registrations_refused = 1;
-    static const char *const words[] = {"context cannot be made", "LimitMEMLOCK=", "streams for copies"};
+    static const char *const words[] = {"context cannot be made", "streams for copies", "LimitMEMLOCK="};
     for (int i = 0; i < 3; i++) {
         hrg_ptr ptr;
         OK(drv->CtxSetCurrent(job_ctx(0)));
@@ -814,6 +814,39 @@ static void out_of_memory(void)
     struct buffer b;
     buffer_open(&b, 0); /* and then it works */
     buffer_close(&b);
+    close_world();
+}
+
+/* The first GPU fails to come up while a second does: that one keeps the host memory that it relies on. */
+static void first_of_two_fails(void)
+{
+    setenv("FAKE_CUDA_FAIL", "StreamCreateWithPriority=2@1", 1);
+    setenv("FAKE_CUDA_DELAY", "call:StreamCreateWithPriority=300000", 1);
+    open_world(60000, 4 * MIB);
+    hrg_ptr ptr;
+    OK(drv->CtxSetCurrent(job_ctx(0)));
+    struct hrd_gpu_source s = vmm_source(0, &ptr, 4 * MIB, 2);
+    hrd_gpus_import(gpus, 7, 9, &s);
+    while (fake_gpu_calls("StreamCreateWithPriority") == 0)
+        nap();
+    OK(drv->CtxSetCurrent(job_ctx(1)));
+    s = vmm_source(1, &ptr, 4 * MIB, 2);
+    hrd_gpus_import(gpus, 7, 9, &s);
+    struct hrd_gpu_event *first, *second;
+    while (!(first = hrd_gpus_take_events(gpus)))
+        nap();
+    for (second = first->next; !second; second = hrd_gpus_take_events(gpus))
+        nap();
+    CHECK(!first->import && strstr(first->text, "streams for copies"));
+    CHECK(second->import && second->gpu == 1);
+    struct hrd_gpu_info info[2];
+    uint64_t pinned = 0;
+    CHECK(hrd_gpus_info(gpus, info, 2, &pinned) == 2 && pinned == 2 * BYTES + 4 * MIB);
+    CHECK(hrd_gpus_pinned(gpus, arena, 2 * BYTES));
+    hrd_gpus_close(gpus, 7, 9, second->import);
+    free(answer(HRD_GPU_CLOSED));
+    free(first);
+    free(second);
     close_world();
 }
 
@@ -844,7 +877,7 @@ int main(void)
         FAKE_GPU_TEST(nan_fill),       FAKE_GPU_TEST(crowded),     FAKE_GPU_TEST(failing_calls),
         FAKE_GPU_TEST(failing_trials), FAKE_GPU_TEST(lost_device), FAKE_GPU_TEST(refusals),
         FAKE_GPU_TEST(shared_import),  FAKE_GPU_TEST(idle),        FAKE_GPU_TEST(out_of_memory),
-        FAKE_GPU_TEST(switched_off),   FAKE_GPU_TEST(lost_apart),
+        FAKE_GPU_TEST(switched_off),   FAKE_GPU_TEST(lost_apart),  FAKE_GPU_TEST(first_of_two_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
