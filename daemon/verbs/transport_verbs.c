@@ -152,15 +152,17 @@ struct batch {
     struct ibv_sge sge[BATCH];
 };
 
+/* The batch is empty afterwards, also when the link is no longer up: batch_add() counts on the room. */
 static void batch_post(struct batch *b)
 {
     struct ibv_send_wr *bad;
-    if (b->n == 0 || b->l->state != V_UP)
-        return;
-    for (unsigned i = 0; i < b->n; i++)
-        b->wr[i].next = i + 1 < b->n ? &b->wr[i + 1] : NULL;
-    int err = b->l->dev.v->post_send(b->l->c->q[b->queue].qp, b->wr, &bad);
+    unsigned n = b->n;
     b->n = 0;
+    if (n == 0 || b->l->state != V_UP)
+        return;
+    for (unsigned i = 0; i < n; i++)
+        b->wr[i].next = i + 1 < n ? &b->wr[i + 1] : NULL;
+    int err = b->l->dev.v->post_send(b->l->c->q[b->queue].qp, b->wr, &bad);
     b->l->q[b->queue].posted_at = hrd_vlink_now();
     if (err)
         hrd_vlink_broken_call(b->l, "posting a send", err);
@@ -295,7 +297,7 @@ static bool send_copied(struct batch *b, struct hrd_tx *tx)
         message(b, HRD_VMSG_REGION, NULL, tx->payload, sizeof(struct hrd_vregion), NULL);
         return true;
     }
-    while (q->credits > 0 && room(q, 1)) {
+    while (q->credits > 0 && room(q, 1) && b->l->state == V_UP) {
         bool first = tx->sent == 0;
         uint32_t at = first ? 0 : (uint32_t)(tx->sent - 1), max = HRD_VMSG_BODY;
         if (first)

@@ -18,6 +18,7 @@
 #include "proto/status.h"
 
 #define COUNT 100000u
+#define EAGER_COUNT 65536u /* 256 KiB: the largest eager_limit */
 
 /* ---- two real agents ---------------------------------------------------------------------------------------------- */
 
@@ -43,10 +44,10 @@ static uint32_t all_reduce(struct sim *s, uint64_t count, char *text)
     return status[0];
 }
 
-static void failed_with(struct sim *s, uint32_t status, const char *words)
+static void fails_with(struct sim *s, uint64_t count, uint32_t status, const char *words)
 {
     char text[HRP_OP_TEXT + 1];
-    assert_int_equal(all_reduce(s, COUNT, text), status);
+    assert_int_equal(all_reduce(s, count, text), status);
     for (int i = 0; i < 50000; i++) {
         sim_events(s);
         for (int n = 0; n < 2; n++)
@@ -55,6 +56,11 @@ static void failed_with(struct sim *s, uint32_t status, const char *words)
         nap();
     }
     fail_msg("neither '%s' nor '%s' says '%s'", s->node[0].last_text, s->node[1].last_text, words);
+}
+
+static void failed_with(struct sim *s, uint32_t status, const char *words)
+{
+    fails_with(s, COUNT, status, words);
 }
 
 static void test_wc_errors(void **state)
@@ -98,6 +104,22 @@ static void test_calls_fail(void **state)
         assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
         fake_verbs_fail(row[i].call, 0, ENOMEM, 0);
         failed_with(s, HRP_PEER_LOST, row[i].words);
+        stop(s);
+    }
+}
+
+/* The device refuses work in the middle of a frame that takes 61 messages: what is left of it finds no room to run over. */
+static void test_post_fails_in_a_frame(void **state)
+{
+    (void)state;
+    struct sim_options o = {.eager_limit = 256 << 10, .comm = {.algo = HRP_ALGO_GATHER}};
+    for (unsigned after = 0; after < 4; after++) {
+        struct sim *s = two_nodes(&o);
+        char text[HRP_OP_TEXT + 1];
+        assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
+        assert_int_equal(all_reduce(s, EAGER_COUNT, text), HRP_OK);
+        fake_verbs_fail(FAKE_POST_SEND, after, ENOMEM, 1);
+        fails_with(s, EAGER_COUNT, HRP_PEER_LOST, "posting a send failed on fake0");
         stop(s);
     }
 }
@@ -658,6 +680,7 @@ int main(void)
         cmocka_unit_test(test_cq_overflow), cmocka_unit_test(test_close_in_flight),
         cmocka_unit_test(test_no_regions),  cmocka_unit_test(test_protocol_errors),
         cmocka_unit_test(test_starved),
+        cmocka_unit_test(test_post_fails_in_a_frame),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
