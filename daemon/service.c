@@ -442,9 +442,10 @@ static void end_parts(struct service *s)
 
 int hrd_service_run(const struct hrd_config *cfg, const char *config_path, bool must_exist)
 {
-    struct service s = {.config_path = config_path, .must_exist = must_exist};
+    static struct service s; /* threads of the pool that are stuck may outlive this function */
     struct hrd_daemon *d = &s.d;
     char err[1024] = "";
+    s = (struct service){.config_path = config_path, .must_exist = must_exist};
     signal(SIGPIPE, SIG_IGN);
     raise_descriptor_limit();
     d->cfg = *cfg;

@@ -159,6 +159,7 @@ static void answer(struct ask *a, json_t *doc)
 /* ---- HERE and REACH: on a thread of the pool ---------------------------------------------------------------- */
 
 struct job {
+    struct job *next;
     uv_work_t work;
     struct hrd_daemon *d;
     uint64_t id; /* of the question */
@@ -169,6 +170,21 @@ struct job {
     struct hrp_addr addr[HRP_MAX_ADDRS];
     json_t *result;
 };
+
+/* Not done yet. Their threads may outlive the daemon's end: what they use is their own. */
+static struct job *jobs;
+
+static void job_free(struct job *j)
+{
+    struct job **at = &jobs;
+    while (*at && *at != j)
+        at = &(*at)->next;
+    if (*at)
+        *at = j->next;
+    json_decref(j->result);
+    free(j->ifs);
+    free(j);
+}
 
 static void job_here(uv_work_t *w)
 {
@@ -240,9 +256,7 @@ static void job_done(uv_work_t *w, int status)
     } else if (a) {
         refuse(a, HRP_RESOURCE, "the daemon on %s is out of memory for the checks", a->d->node_name);
     }
-    json_decref(j->result);
-    free(j->ifs);
-    free(j);
+    job_free(j);
 }
 
 static void start_job(struct ask *a, uv_work_cb run)
@@ -267,9 +281,11 @@ static void start_job(struct ask *a, uv_work_cb run)
         memcpy(j->addr, info.addr, info.naddrs * sizeof(info.addr[0]));
     }
     int r = uv_queue_work(d->loop, &j->work, run, job_done);
-    if (r != 0) {
-        free(j->ifs);
-        free(j);
+    if (r == 0) {
+        j->next = jobs;
+        jobs = j;
+    } else {
+        job_free(j);
         refuse(a, HRP_SYSTEM, "the daemon on %s cannot start a thread: %s", d->node_name, uv_strerror(r));
     }
 }
@@ -566,4 +582,7 @@ void hrd_doctor_stop(struct hrd_daemon *d)
         if (a->d == d)
             drop(a);
     }
+    for (struct job *j = jobs; j; j = j->next)
+        if (j->d == d)
+            uv_cancel((uv_req_t *)&j->work); /* one that runs goes on; its end is waited for a while */
 }
