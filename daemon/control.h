@@ -112,6 +112,11 @@ void hrd_doctor_request(struct hrd_daemon *d, struct hrd_session *s, uint64_t co
 /* ASK and TELL of a peer. */
 void hrd_doctor_msg(struct hrd_daemon *d, uint32_t peer, const struct hrp_peer_msg *msg);
 void hrd_doctor_event(struct hrd_daemon *d, const struct hrd_event *ev); /* PROBE */
+/* As hrd_member_link() with a reason, and hrd_member_link_refused(). */
+struct hrd_link_want;
+void hrd_doctor_link_failed(struct hrd_daemon *d, uint32_t peer, const char *why);
+void hrd_doctor_link_refused(struct hrd_daemon *d, uint32_t peer, const struct hrd_link_want *want,
+                             uint32_t status, const char *why);
 /* Forgets all questions; before the loop ends. */
 void hrd_doctor_stop(struct hrd_daemon *d);
 #define HRD_DOCTOR_MS 12000u

@@ -16,7 +16,6 @@
 #define WAITER_GRACE_MS 1000u /* beyond a link's limit, for the one that does not dial it */
 #define HOLDER_GRACE_MS 1000u /* for the news that the former holder of a rank is dead */
 #define MEASURE_MS 100u       /* for round trips that are not measured yet */
-#define LINK_RETRY_MS 500u
 #define DIAL_RETRY_MIN_MS 100u
 #define DIAL_RETRY_MAX_MS 1000u
 #define PROGRESS_MS 10000u

@@ -344,7 +344,7 @@ bool hrd_node_dialed(struct hrd_daemon *d, uint64_t token, uint32_t status, uint
                 n->no = no;
             } else {
                 snprintf(n->error, sizeof(n->error), "%s", why);
-                n->retry_at = hrd_member_now(d) + LINK_RETRY_MS;
+                n->retry_at = hrd_member_now(d) + HRD_LINK_RETRY_MS;
             }
             connect_step(d, c);
             return true;
@@ -358,7 +358,7 @@ void hrd_node_link_failed(struct hrd_daemon *d, uint32_t no, const char *why)
         for (uint32_t i = 0; c->state == LCOMM_CONNECTING && i < c->roster.nnodes; i++)
             if (c->node[i].no == no) {
                 snprintf(c->node[i].error, sizeof(c->node[i].error), "%s", why);
-                c->node[i].retry_at = hrd_member_now(d) + LINK_RETRY_MS;
+                c->node[i].retry_at = hrd_member_now(d) + HRD_LINK_RETRY_MS;
             }
 }
 

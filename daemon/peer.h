@@ -17,6 +17,8 @@
 
 #define HRD_SELF 0u /* in place of a peer's number: this daemon */
 #define HRD_WANT_TCP 1u
+/* After an attempt at a link or at its peer failed, whoever wants it waits so long before it asks again. */
+#define HRD_LINK_RETRY_MS 500u
 
 struct hrd_peer_info {
     uint32_t no;

@@ -231,6 +231,13 @@ static bool link_addr(const struct hrd_peer *p, unsigned i, struct hrp_addr *out
     return false;
 }
 
+/* Whoever waits for the link hears why there is none yet. */
+static void tell_failed(struct hrd_daemon *d, const struct hrd_peer *p, const char *why)
+{
+    hrd_member_link(d, p->no, why);
+    hrd_doctor_link_failed(d, p->no, why);
+}
+
 static void try_failed(struct hrd_daemon *d, struct plink *l, const char *why);
 
 static void dial_streams(struct hrd_daemon *d, struct plink *l)
@@ -243,7 +250,7 @@ static void dial_streams(struct hrd_daemon *d, struct plink *l)
         char all[sizeof(t->why)];
         memcpy(all, t->why, sizeof(all));
         drop_try(d, l);
-        hrd_member_link(d, p->no, all);
+        tell_failed(d, p, all);
         return;
     }
     /* A new number for every pass: late streams of an earlier one are told apart. */
@@ -383,7 +390,7 @@ static void link_complete(struct hrd_daemon *d, struct plink *l)
     l->attempt = NULL;
     free(t);
     if (!conn) {
-        hrd_member_link(d, l->peer->no, "no memory for the link");
+        tell_failed(d, l->peer, "no memory for the link");
         return;
     }
     hrd_link_is_up(d, l, &hrd_transport_tcp, &conn->base, n);

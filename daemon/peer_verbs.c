@@ -37,6 +37,14 @@ static bool must(const struct hrd_daemon *d)
     return d->cfg.transport == 2 || (d->cfg.require & HRP_REQUIRE_VERBS);
 }
 
+/* Whoever waits for a link of this class hears why there is none. */
+static void tell_refused(struct hrd_daemon *d, const struct plink *l, uint32_t status, const char *why)
+{
+    struct hrd_link_want want = {.sl = l->sl, .tc = l->tc};
+    hrd_member_link_refused(d, l->peer->no, &want, status, why);
+    hrd_doctor_link_refused(d, l->peer->no, &want, status, why);
+}
+
 /* No verbs link of this class with this peer: tcp, or nothing. The text is copied first: it may lie in the attempt. */
 static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
@@ -52,8 +60,7 @@ static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
     memcpy(l->why, why, sizeof(why));
     hrd_verbs_drop(l);
     if (required) {
-        struct hrd_link_want want = {.sl = l->sl, .tc = l->tc};
-        hrd_member_link_refused(d, l->peer->no, &want, HRP_UNSUPPORTED, why);
+        tell_refused(d, l, HRP_UNSUPPORTED, why);
         return;
     }
     l->settled = true;
@@ -67,7 +74,6 @@ static void refuse(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 static void refuse(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
 {
-    struct hrd_link_want want = {.sl = l->sl, .tc = l->tc};
     char why[sizeof(l->why)];
     va_list ap;
     va_start(ap, fmt);
@@ -75,7 +81,7 @@ static void refuse(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
     va_end(ap);
     memcpy(l->why, why, sizeof(why));
     hrd_verbs_drop(l);
-    hrd_member_link_refused(d, l->peer->no, &want, HRP_RESOURCE, why);
+    tell_refused(d, l, HRP_RESOURCE, why);
 }
 
 /* Whether one class more fits. *idle: one that nobody uses here; *closing: one is on its way out. */

@@ -56,6 +56,8 @@ struct ask {
     /* PROBE, LINK */
     bool wanted; /* the peer was asked for the link, too */
     bool probing;
+    uint64_t retry_at; /* uv_now() */
+    char why[400];     /* what the last attempt at the link failed with */
     /* back */
     char *text;
     size_t len;
@@ -372,16 +374,26 @@ static void want_there(struct ask *a, const uint8_t instance[16])
     hrd_peer_send(a->d, a->peer, &msg);
 }
 
+static bool waits_for_link(const struct ask *a)
+{
+    return (a->what == HRP_DOCTOR_PROBE || a->what == HRP_DOCTOR_LINK) && !a->back && !a->probing;
+}
+
+/* The link that a communicator without wishes of its own would get. */
+static struct hrd_link_want own_want(const struct hrd_config *c)
+{
+    return (struct hrd_link_want){.transport = c->transport,
+                                  .sl = (uint8_t)c->verbs_service_level,
+                                  .tc = (uint8_t)c->verbs_traffic_class};
+}
+
 /* Waits for the link, then measures. */
 static void link_step(struct ask *a)
 {
-    const struct hrd_config *c = &a->d->cfg;
-    struct hrd_link_want want = {.transport = c->transport,
-                                 .sl = (uint8_t)c->verbs_service_level,
-                                 .tc = (uint8_t)c->verbs_traffic_class};
+    struct hrd_link_want want = own_want(&a->d->cfg);
     struct hrd_peer_info info;
     uint32_t link = 0;
-    if (a->probing || !hrd_peer_info(a->d, a->peer, &info))
+    if (!waits_for_link(a) || uv_now(a->d->loop) < a->retry_at || !hrd_peer_info(a->d, a->peer, &info))
         return;
     if (hrd_peer_link(a->d, a->peer, &want, &link) != 1) {
         want_there(a, info.instance);
@@ -393,6 +405,30 @@ static void link_step(struct ask *a)
     }
     a->probing = true;
     hrd_agent_probe(a->d->agent, link, a->id);
+}
+
+void hrd_doctor_link_failed(struct hrd_daemon *d, uint32_t peer, const char *why)
+{
+    for (struct ask *a = asks; a; a = a->next)
+        if (a->d == d && a->peer == peer && waits_for_link(a)) {
+            snprintf(a->why, sizeof(a->why), "%s", why);
+            a->retry_at = uv_now(d->loop) + HRD_LINK_RETRY_MS;
+        }
+}
+
+void hrd_doctor_link_refused(struct hrd_daemon *d, uint32_t peer, const struct hrd_link_want *want,
+                             uint32_t status, const char *why)
+{
+    struct hrd_link_want own = own_want(&d->cfg);
+    struct hrd_peer_info info = {.name = "?"};
+    if (own.transport == HRD_WANT_TCP || own.sl != want->sl || own.tc != want->tc)
+        return;
+    (void)hrd_peer_info(d, peer, &info);
+    for (struct ask *a = asks, *next; a; a = next) {
+        next = a->next; /* refuse() ends the question */
+        if (a->d == d && a->peer == peer && waits_for_link(a))
+            refuse(a, status, "no data link with node %s: %s", info.name, why);
+    }
 }
 
 void hrd_doctor_event(struct hrd_daemon *d, const struct hrd_event *ev)
@@ -463,11 +499,6 @@ static void told(struct hrd_daemon *d, uint32_t peer, const struct hrp_peer_msg 
 
 /* ---- questions ---------------------------------------------------------------------------------------------- */
 
-static bool waits_for_link(const struct ask *a)
-{
-    return (a->what == HRP_DOCTOR_PROBE || a->what == HRP_DOCTOR_LINK) && !a->back && !a->probing;
-}
-
 static void on_tick(uv_timer_t *timer)
 {
     struct ask *a = timer->data;
@@ -479,8 +510,9 @@ static void on_tick(uv_timer_t *timer)
         if (waits_for_link(a))
             link_step(a);
     } else if (waits_for_link(a)) {
-        struct hrd_link_want want = {.transport = a->d->cfg.transport};
+        struct hrd_link_want want = own_want(&a->d->cfg);
         (void)hrd_peer_transport(a->d, a->peer, &want, &why);
+        why = why[0] ? why : a->why;
         refuse(a, HRP_PEER_LOST, "no data link with node %s came up in %u s%s%s", info.name, ASK_MS / 1000,
                why[0] ? ": " : "", why);
     } else if (a->peer) {

@@ -180,6 +180,20 @@ def test_mtu_and_firewall():
         check("node1" not in reach["evidence"], reach)
 
 
+def test_no_link():
+    """Verbs are required and nobody has a device: each probe is answered at once, with the reason."""
+    if not NAMESPACES or os.path.isdir("/sys/class/infiniband") and os.listdir("/sys/class/infiniband"):
+        return
+    with Net(2) as net:
+        net.start("listen = 0.0.0.0\ntransport = verbs\n")
+        rates = [c for c in report(net.daemons[0], "--nodes", "10.0.0.2")["cluster"] if c["check"] == "cluster-rate"]
+        check(len(rates) == 2, f"{len(rates)} lines")
+        for c in rates:
+            print(f"   {c['evidence']}")
+            check(c["verdict"] == "fail" and "no data link with node node" in c["evidence"], c)
+            check("came up in" not in c["evidence"] and ": node node" in c["evidence"], c)
+
+
 def test_two_interfaces_in_one_subnet():
     if not NAMESPACES:
         return

@@ -349,6 +349,27 @@ static void test_out_of_place(void **state)
     }
 }
 
+/* The doctor asks for a link once: that there is none is its answer, not a reason to try for ten seconds. */
+static void test_doctor_refused(void **state)
+{
+    (void)state;
+    begin();
+    d[0].cfg.transport = 2;
+    fake_verbs_fail(FAKE_CREATE_QP, 0, ENOMEM, 0);
+    unsigned before = fake_verbs_calls(FAKE_ALLOC_PD);
+    struct hrp_peer_msg msg = {.type = HRP_PEER_ASK, .body.ask = {.token = 7, .what = HRP_DOCTOR_LINK}};
+    hrd_peer_send(&d[1], peer_of(1)->no, &msg);
+    for (int i = 0; i < 20000 && !class_of(0)->why[0]; i++)
+        turn();
+    assert_non_null(strstr(class_of(0)->why, "a queue pair cannot be made"));
+    uint64_t end_ms = uv_now(&loop) + 300;
+    while (uv_now(&loop) < end_ms)
+        turn();
+    assert_int_equal(fake_verbs_calls(FAKE_ALLOC_PD) - before, 1);
+    hrd_doctor_stop(&d[0]);
+    end();
+}
+
 /* ---- a path that fails ------------------------------------------------------------------------------------------- */
 
 static struct plink *verbs_of(int i)
@@ -617,25 +638,16 @@ int main(void)
 {
     hrd_log_set_level(HRD_LOG_WARNING);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_can),
-        cmocka_unit_test(test_queues),
-        cmocka_unit_test(test_tcp_beside_verbs),
-        cmocka_unit_test(test_one_cannot),
-        cmocka_unit_test(test_resources),
-        cmocka_unit_test(test_path_does_not_work),
-        cmocka_unit_test(test_required),
-        cmocka_unit_test(test_old_release),
-        cmocka_unit_test(test_end_in_between),
-        cmocka_unit_test(test_out_of_place),
-        cmocka_unit_test(test_mended),
-        cmocka_unit_test(test_mended_later),
-        cmocka_unit_test(test_classes),
-        cmocka_unit_test(test_mended_class),
-        cmocka_unit_test(test_close_out_of_place),
-        cmocka_unit_test(test_other_devices),
-        cmocka_unit_test(test_not_mended),
-        cmocka_unit_test(test_end_while_mending),
-        cmocka_unit_test(test_mend_out_of_place),
+        cmocka_unit_test(test_both_can),          cmocka_unit_test(test_queues),
+        cmocka_unit_test(test_tcp_beside_verbs),  cmocka_unit_test(test_one_cannot),
+        cmocka_unit_test(test_resources),         cmocka_unit_test(test_path_does_not_work),
+        cmocka_unit_test(test_required),          cmocka_unit_test(test_old_release),
+        cmocka_unit_test(test_end_in_between),    cmocka_unit_test(test_out_of_place),
+        cmocka_unit_test(test_doctor_refused),    cmocka_unit_test(test_mended),
+        cmocka_unit_test(test_mended_later),      cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_mended_class),      cmocka_unit_test(test_close_out_of_place),
+        cmocka_unit_test(test_other_devices),     cmocka_unit_test(test_not_mended),
+        cmocka_unit_test(test_end_while_mending), cmocka_unit_test(test_mend_out_of_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -679,8 +679,7 @@ int main(void)
         cmocka_unit_test(test_events),      cmocka_unit_test(test_port),
         cmocka_unit_test(test_cq_overflow), cmocka_unit_test(test_close_in_flight),
         cmocka_unit_test(test_no_regions),  cmocka_unit_test(test_protocol_errors),
-        cmocka_unit_test(test_starved),
-        cmocka_unit_test(test_post_fails_in_a_frame),
+        cmocka_unit_test(test_starved),     cmocka_unit_test(test_post_fails_in_a_frame),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
