@@ -263,32 +263,6 @@ struct hrd_topo_relation hrd_topo_between(const struct hrd_topo *t, unsigned a, 
     return r;
 }
 
-static hwloc_obj_t object_at(const struct hrd_topo *t, const char *pci)
-{
-    char text[16];
-    for (hwloc_obj_t o = hwloc_get_next_pcidev(t->hw, NULL); o; o = hwloc_get_next_pcidev(t->hw, o)) {
-        pci_text(o, text, sizeof(text));
-        if (same_pci(text, pci))
-            return o;
-    }
-    return NULL;
-}
-
-bool hrd_topo_relation(const struct hrd_topo *t, const char *pci_a, const char *pci_b,
-                       struct hrd_topo_relation *out)
-{
-    unsigned a = hrd_topo_find(t, pci_a), b = hrd_topo_find(t, pci_b);
-    if (a != HRD_TOPO_NONE && b != HRD_TOPO_NONE) {
-        *out = hrd_topo_between(t, a, b);
-        return true;
-    }
-    hwloc_obj_t oa = object_at(t, pci_a), ob = object_at(t, pci_b);
-    if (!oa || !ob)
-        return false;
-    *out = (struct hrd_topo_relation){.cls = classify(t, oa, ob)};
-    return true;
-}
-
 void hrd_topo_set_nvlinks(struct hrd_topo *t, unsigned a, unsigned b, unsigned links)
 {
     t->nvlinks[a][b] = t->nvlinks[b][a] = (unsigned char)links;

@@ -56,9 +56,6 @@ unsigned hrd_topo_find(const struct hrd_topo *t, const char *what);
 
 /* Between two devices of the list. */
 struct hrd_topo_relation hrd_topo_between(const struct hrd_topo *t, unsigned a, unsigned b);
-/* Between two PCI addresses, whatever is there. False: hwloc knows nothing at one of them. */
-bool hrd_topo_relation(const struct hrd_topo *t, const char *pci_a, const char *pci_b,
-                       struct hrd_topo_relation *out);
 /* Links between two GPUs, as NVML counts them. Before others read. */
 void hrd_topo_set_nvlinks(struct hrd_topo *t, unsigned a, unsigned b, unsigned links);
 /* Fills in all of them with NVML. 0, or -ENOENT (not installed: there is no NVIDIA driver) or -EIO with a sentence. */
