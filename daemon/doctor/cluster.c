@@ -9,7 +9,6 @@
 
 #include "daemon/doctor/facts.h"
 
-#define MAX_NODES 64u
 /* Of what the slower of the two links can do. Below: something is wrong with that path; far below: it is useless. */
 #define WARN_SHARE 0.6
 #define FAIL_SHARE 0.3
@@ -46,8 +45,10 @@ static bool value_of(const json_t *node, const char *part, const char *key, char
 
 struct ballot {
     unsigned n;
-    const char *name[MAX_NODES];
-    char value[MAX_NODES][160];
+    struct {
+        const char *name;
+        char value[160];
+    } node[]; /* as many as there are nodes */
 };
 
 static void vote(const json_t *nodes, const char *part, const char *key, struct ballot *b)
@@ -57,15 +58,16 @@ static void vote(const json_t *nodes, const char *part, const char *key, struct 
     b->n = 0;
     json_array_foreach(nodes, i, node)
     {
-        if (b->n == MAX_NODES || !json_object_get(node, "facts"))
+        char *value = b->node[b->n].value;
+        if (!json_object_get(node, "facts"))
             continue;
-        b->name[b->n] = str(node, "name", "?");
-        bool known = value_of(node, part, key, b->value[b->n], sizeof(b->value[0]));
+        b->node[b->n].name = str(node, "name", "?");
+        bool known = value_of(node, part, key, value, sizeof(b->node[0].value));
         /* An interface that does not say something does not differ; a device that is missing does. */
-        if (strcmp(part, "net") == 0 && (!known || strcmp(b->value[b->n], "0") == 0))
+        if (strcmp(part, "net") == 0 && (!known || strcmp(value, "0") == 0))
             continue;
         if (!known)
-            snprintf(b->value[b->n], sizeof(b->value[0]), "none");
+            snprintf(value, sizeof(b->node[0].value), "none");
         b->n++;
     }
 }
@@ -78,10 +80,10 @@ static const char *majority(const struct ballot *b, unsigned *votes)
     for (unsigned i = 0; i < b->n; i++) {
         unsigned same = 0;
         for (unsigned k = 0; k < b->n; k++)
-            same += strcmp(b->value[i], b->value[k]) == 0;
+            same += strcmp(b->node[i].value, b->node[k].value) == 0;
         if (same > *votes) {
             *votes = same;
-            best = b->value[i];
+            best = b->node[i].value;
         }
     }
     return *votes * 2 > b->n ? best : NULL;
@@ -101,7 +103,7 @@ static void append(char *buf, size_t len, const char *fmt, ...)
 static bool differs(const json_t *nodes, const char *part, const char *key, const char *label, char *buf,
                     size_t len)
 {
-    struct ballot *b = malloc(sizeof(*b));
+    struct ballot *b = malloc(sizeof(*b) + json_array_size(nodes) * sizeof(b->node[0]));
     unsigned votes = 0;
     buf[0] = 0;
     if (!b)
@@ -112,9 +114,9 @@ static bool differs(const json_t *nodes, const char *part, const char *key, cons
         append(buf, len, "%s is ", label);
         const char *sep = "";
         for (unsigned i = 0; i < b->n; i++) {
-            if (most && strcmp(b->value[i], most) == 0)
+            if (most && strcmp(b->node[i].value, most) == 0)
                 continue;
-            append(buf, len, "%s%s on %s", sep, b->value[i], b->name[i]);
+            append(buf, len, "%s%s on %s", sep, b->node[i].value, b->node[i].name);
             sep = ", ";
         }
         if (most)

@@ -96,6 +96,17 @@ static void expect(const char *name, const char *verdict, const char *words)
     expect_nth(name, 0, verdict, words);
 }
 
+/* However many there are, the last one counts like the first. */
+static void test_many_nodes(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 200; i++)
+        node("more");
+    node("last");
+    fact(203, "", "kernel", json_string("5.15.0"));
+    expect("cluster-kernel", "warn", "the kernel is 5.15.0 on last, 6.1.0 on the other 203");
+}
+
 static void test_agreement(void **state)
 {
     (void)state;
@@ -255,9 +266,9 @@ static void test_nonsense(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_agreement),    TEST(test_odd_one),  TEST(test_configuration), TEST(test_unknown),
-        TEST(test_nodes),        TEST(test_clock),    TEST(test_reach),         TEST(test_rate),
-        TEST(test_rate_unknown), TEST(test_nonsense),
+        TEST(test_agreement), TEST(test_many_nodes),   TEST(test_odd_one),  TEST(test_configuration),
+        TEST(test_unknown),   TEST(test_nodes),        TEST(test_clock),    TEST(test_reach),
+        TEST(test_rate),      TEST(test_rate_unknown), TEST(test_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
