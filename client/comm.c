@@ -17,7 +17,9 @@
 #define JOIN_MARGIN_NS (30 * HCL_SEC)
 #define ABORT_SEND_NS (300 * HCL_MS)
 #define ABORT_ALL_NS (900 * HCL_MS)
-#define STREAMS_NS (10 * HCL_SEC) /* how long destroying waits for CUDA streams */
+/* How long destroying waits for CUDA streams. When the session was lost they are released HCL_LET_GO_NS later, and by nobody
+   else than the thread that destroys; the rest is for a loss that shows only while it waits. */
+#define STREAMS_NS (HCL_LET_GO_NS + 4 * HCL_SEC)
 
 hclient_result_t hcl_comm_enter(hclient_comm_t handle, const char *call, struct hcl_comm **comm)
 {

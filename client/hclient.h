@@ -190,7 +190,9 @@ HCLIENT_API hclient_result_t hclient_comm_split(hclient_comm_t comm, int color, 
 /*
  * Leaves and frees the communicator. Ops that are not complete are abandoned (wait for them first; others
  * get HCLIENT_RANK_LOST). Returns when the daemon has let go of this rank's buffers, after 10 s at most
- * (HCLIENT_UNRESPONSIVE; it is freed all the same). Works on a failed communicator and without a daemon.
+ * (HCLIENT_UNRESPONSIVE; it is freed all the same). While CUDA streams have not passed its ops that takes up to 25 s: they are
+ * released by an abort, or, when the daemon does not move, once it is certain to write no more. A stream that does not come to
+ * its op in that time keeps the memory for the rest of the process. Works on a failed communicator and without a daemon.
  * Threads that wait on it are woken first.
  */
 HCLIENT_API hclient_result_t hclient_comm_destroy(hclient_comm_t comm);
