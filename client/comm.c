@@ -145,7 +145,7 @@ void hcl_op_complete(struct hcl_comm *comm, uint64_t number, hclient_result_t re
     pthread_mutex_unlock(&comm->lock);
 }
 
-/* What the daemon has finished counts as finished, whatever comes after. */
+/* What the daemon has finished counts as finished, whatever comes after; of a stream, when that has its output as well. */
 static void harvest(struct hcl_comm *comm)
 {
     for (unsigned i = 0; i < HRP_OP_SLOTS; i++) {
@@ -153,7 +153,8 @@ static void harvest(struct hcl_comm *comm)
         uint64_t chunks;
         pthread_mutex_lock(&comm->lock);
         const struct hcl_op *op = &comm->ops[i];
-        uint64_t number = op->complete || op->staged ? 0 : op->number;
+        bool busy = op->staged || (op->gpu && !hcl_gpu_passed(comm, op->number));
+        uint64_t number = op->complete || busy ? 0 : op->number;
         pthread_mutex_unlock(&comm->lock);
         if (number != 0 && hcl_op_over(comm, number, &chunks, &outcome))
             hcl_op_complete(comm, number, outcome.result, outcome.text);
