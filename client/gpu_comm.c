@@ -34,9 +34,8 @@ static hclient_result_t pin(const struct hrg_driver *drv, const char *call, cons
                     call, bytes, what, hrg_error_text(drv, r, text, sizeof(text)));
 }
 
-static void unpin(struct hcl_comm *comm)
+static void unpin(struct hcl_comm *comm, struct hcl_gpu *g)
 {
-    struct hcl_gpu *g = comm->gpu;
     hrg_ctx popped;
     /* Where CUDA is gone already (a process that exits) all of this fails, which is as good. */
     bool pushed = g->drv->CtxPushCurrent(g->ctx) == HRG_SUCCESS;
@@ -130,17 +129,14 @@ hclient_result_t hcl_gpu_need(struct hcl_comm *comm, const struct hrg_driver *dr
         e != HRG_SUCCESS ? hcl_gpu_fail(drv, call, "asking for the context", e) : check_device(g, call);
     if (r == HCLIENT_OK)
         r = pin_words(comm, g, call);
-    pthread_mutex_lock(&comm->lock);
-    comm->gpu = g;
-    pthread_mutex_unlock(&comm->lock);
     if (r != HCLIENT_OK) {
-        unpin(comm);
-        pthread_mutex_lock(&comm->lock);
-        comm->gpu = NULL;
-        pthread_mutex_unlock(&comm->lock);
+        unpin(comm, g);
         free_words(g);
         return r;
     }
+    pthread_mutex_lock(&comm->lock);
+    comm->gpu = g;
+    pthread_mutex_unlock(&comm->lock);
     warn_connections();
     return HCLIENT_OK;
 }
@@ -163,6 +159,15 @@ bool hcl_gpu_passed(const struct hcl_comm *comm, uint64_t number)
 {
     const struct hcl_gpu *g = comm->gpu;
     return atomic_load_explicit(&g->passed[number % HRP_OP_SLOTS], memory_order_acquire) >= number;
+}
+
+/* For threads without post_lock, with a reference to comm: while those last it is not freed. */
+static struct hcl_gpu *gpu_of(struct hcl_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    struct hcl_gpu *g = comm->gpu;
+    pthread_mutex_unlock(&comm->lock);
+    return g;
 }
 
 /* The op in a slot when it is one of a stream that has not passed it; 0: none. */
@@ -198,7 +203,7 @@ void hcl_gpu_harvest(struct hcl_comm *comm)
         if (outcome.result != HCLIENT_OK)
             hcl_log(HCLIENT_LOG_ERROR, "an op on GPU buffers failed: %s", outcome.text);
     }
-    if (comm->gpu == NULL || pthread_mutex_trylock(&comm->post_lock) != 0)
+    if (gpu_of(comm) == NULL || pthread_mutex_trylock(&comm->post_lock) != 0)
         return; /* somebody is posting, and so frees what is not needed */
     for (unsigned i = 0; i < HRP_OP_SLOTS; i++) {
         struct hcl_op *op = &comm->ops[i];
@@ -269,14 +274,15 @@ static void fill_nan(struct hcl_comm *comm, const struct hcl_op *op)
 
 bool hcl_gpu_spoil(struct hcl_comm *comm)
 {
-    if (comm->gpu == NULL || atomic_load(&comm->gpu->spoiled))
+    struct hcl_gpu *g = gpu_of(comm);
+    if (g == NULL || atomic_load(&g->spoiled))
         return true;
     if (pthread_mutex_trylock(&comm->post_lock) != 0)
         return false;
     for (unsigned i = 0; i < HRP_OP_SLOTS; i++)
         if (unpassed(comm, i) != 0)
             fill_nan(comm, &comm->ops[i]);
-    atomic_store(&comm->gpu->spoiled, true);
+    atomic_store(&g->spoiled, true);
     pthread_mutex_unlock(&comm->post_lock);
     return true;
 }
@@ -296,7 +302,7 @@ bool hcl_gpu_deinit(struct hcl_comm *comm, uint64_t wait_ns)
     }
     for (unsigned i = 0; i < HRP_OP_SLOTS; i++)
         hcl_gpu_unuse(comm->ctx, &comm->ops[i]);
-    unpin(comm);
+    unpin(comm, comm->gpu);
     free_words(comm->gpu);
     comm->gpu = NULL;
     return true;
