@@ -237,14 +237,15 @@ static void describe(struct hcl_comm *comm, const struct hcl_call *c, struct hcl
     atomic_store_explicit(&op->in, 0, memory_order_relaxed);
 }
 
-/* The window's bytes of older ops, of whatever streams, are theirs until those have passed. */
+/* The window's bytes of older ops, of whatever streams, are theirs until those have passed. A small op's copy may write all of
+   its page, so what counts is where the next op begins. */
 static hrg_result wait_for_room(struct hcl_comm *comm, const struct hcl_op *op)
 {
     hrg_result r = HRG_SUCCESS;
     for (uint64_t k = op->number > HRP_OP_SLOTS ? op->number - HRP_OP_SLOTS + 1 : 1; k < op->number; k++) {
         const struct hcl_op *older = &comm->ops[k % HRP_OP_SLOTS];
         if (older->number == k && older->gpu && older->bytes > 0 && op->bytes > 0 &&
-            op->base + op->bytes > older->base + comm->stage.bytes && !hcl_gpu_passed(comm, k) &&
+            comm->stage.next > older->base + comm->stage.bytes && !hcl_gpu_passed(comm, k) &&
             r == HRG_SUCCESS)
             r = hcl_gpu_wait_passed(comm, op->stream, k);
     }

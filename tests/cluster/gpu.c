@@ -131,6 +131,58 @@ static int younger_first(struct ht_env *e)
     return 0;
 }
 
+/*
+ * A small op's copy writes a whole page of the window. Its own bytes lie before those of an older op, its page reaches into
+ * them: they stay what they are until that op, which waits for rank 0's stream, is over.
+ */
+static int page_of_a_small_op(struct ht_env *e)
+{
+    enum { WINDOW = 3 << 20, PAGE = 4096, FILLERS = 24, FILLER = (WINDOW - 3 * PAGE) / FILLERS };
+    struct ht_flight f;
+    struct gate gate;
+    hrg_stream held, other;
+    hrg_ptr d;
+    hclient_op_t op;
+    HT_CUDA(e->me, drv->StreamCreateWithPriority(&held, HRG_STREAM_NON_BLOCKING, 0));
+    HT_CUDA(e->me, drv->StreamCreateWithPriority(&other, HRG_STREAM_NON_BLOCKING, 0));
+    HT_CUDA(e->me, drv->MemAlloc(&d, 1 << 20));
+    HT_CUDA(e->me, drv->MemsetD8Async(d, 0, 1 << 20, other));
+    if (gate_new(e, &gate) != 0)
+        return 1;
+    /* A page, then one and a half: the next op begins in the middle of one. */
+    static const unsigned before[] = {1, PAGE / 4 * 3 / 2};
+    void *at = (void *)(uintptr_t)d;
+    for (unsigned i = 0; i < 2; i++) {
+        HT_TRY(e->me, hclient_all_reduce(e->comm, at, at, before[i], HCLIENT_INT32, HCLIENT_SUM, other, &op));
+        HT_TRY(e->me, hclient_wait(op));
+    }
+    struct ht_coll c = {.coll = HRP_ALL_REDUCE,
+                        .dtype = HRP_I32,
+                        .redop = HRP_SUM,
+                        .count = 2 * PAGE / 4,
+                        .gpu = true,
+                        .stream = held};
+    if (e->me->rank == 0)
+        HT_CUDA(e->me, drv->StreamWaitValue64(held, gate.dev, 1, HRG_WAIT_GEQ));
+    if (ht_post(e, &c, NULL, NULL, &f) != 0)
+        return 1;
+    for (unsigned i = 0; i < FILLERS; i++)
+        HT_TRY(e->me,
+               hclient_all_reduce(e->comm, at, at, FILLER / 4, HCLIENT_INT32, HCLIENT_SUM, other, &op));
+    HT_TRY(e->me, hclient_wait(op));
+    HT_EXPECT(e->me, hclient_test(f.op) == HCLIENT_IN_PROGRESS, "an op is over although a stream is held");
+    HT_TRY(e->me, hclient_all_reduce(e->comm, at, at, 1, HCLIENT_INT32, HCLIENT_SUM, other, &op));
+    hpf_sleep_ms(200); /* for the copy, if it does not wait */
+    if (hpf_rank_barrier(e->me, false, ht_ms(30000)) < 0)
+        return 1;
+    atomic_store(gate.host, 1);
+    if (ht_verify(e, &f) != 0)
+        return 1;
+    HT_TRY(e->me, hclient_wait(op));
+    HT_CUDA(e->me, drv->MemFree(d));
+    return 0;
+}
+
 /* Half of the ranks has its buffers on the GPU; and one rank changes its mind from op to op. */
 static int mixed(struct ht_env *e)
 {
@@ -380,8 +432,9 @@ static int run(struct hpf_rank *me)
     drv = ht_gpu_open(me);
     if (drv == NULL || ht_join(&e, me, 0, NULL) != 0)
         return 1;
-    static int (*const parts[])(struct ht_env *) = {shapes, large,        streams_at_once, younger_first,
-                                                    mixed,  back_to_back, refusals,        managed};
+    static int (*const parts[])(struct ht_env *) = {
+        shapes, large,        streams_at_once, younger_first, page_of_a_small_op,
+        mixed,  back_to_back, refusals,        managed};
     for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
         if (parts[i](&e) != 0)
             return 1;
