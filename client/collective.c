@@ -110,18 +110,19 @@ static bool find_shared(struct hcl_context *ctx, const void *p, uint64_t bytes, 
     return true;
 }
 
-/* Both sides in shared memory, or both through the window: the daemon never mixes them. */
+/* Both sides in shared memory, or both through the window: the daemon never mixes them. Looked at first, because it asks no
+   driver; a call with a stream is for those that do, to be refused there. */
 static bool takes_shared(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
                          hclient_result_t *result)
 {
     *result = HCLIENT_OK;
-    return find_shared(comm->ctx, c->send, c->send_bytes, &desc->in) &&
+    return c->stream == NULL && find_shared(comm->ctx, c->send, c->send_bytes, &desc->in) &&
            find_shared(comm->ctx, c->recv, c->recv_bytes, &desc->out);
 }
 
 const struct hcl_way hcl_way_shared = {.takes = takes_shared, .ready = HRP_CHUNK_ALL};
 
-static const struct hcl_way *const ways[] = {&hcl_way_gpu_shared, &hcl_way_gpu_staged, &hcl_way_shared,
+static const struct hcl_way *const ways[] = {&hcl_way_shared, &hcl_way_gpu_shared, &hcl_way_gpu_staged,
                                              &hcl_way_staged};
 
 /* Under post_lock: the way the call goes. */

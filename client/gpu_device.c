@@ -29,7 +29,9 @@ static enum where where_is(const struct hrg_driver *drv, const void *p, uint64_t
 
 bool hcl_gpu_wants(const struct hrg_driver *drv, const struct hcl_call *c, hclient_result_t *result)
 {
-    enum where send = where_is(drv, c->send, c->send_bytes), recv = where_is(drv, c->recv, c->recv_bytes);
+    enum where send = where_is(drv, c->send, c->send_bytes);
+    bool same = c->send == c->recv && c->send_bytes > 0 && c->recv_bytes > 0;
+    enum where recv = same ? send : where_is(drv, c->recv, c->recv_bytes);
     *result = HCLIENT_OK;
     if (send == GPU && recv == HOST)
         *result =
