@@ -84,7 +84,9 @@ void hcl_gpu_unuse(struct hcl_context *ctx, struct hcl_op *op)
 void hcl_gpu_expire(struct hcl_context *ctx)
 {
     uint64_t now = hcl_now();
-    pthread_mutex_lock(&ctx->gpu.lock);
+    /* A post that looks up memory holds it over calls of the driver, for which the watcher cannot wait: the next tick will do. */
+    if (pthread_mutex_trylock(&ctx->gpu.lock) != 0)
+        return;
     for (struct hcl_gpu_memory *g = ctx->gpu.list, *next; g != NULL; g = next) {
         next = g->next;
         if (g->users == 0 && now - g->used_ns > IDLE_NS)
