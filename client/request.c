@@ -123,6 +123,21 @@ static hclient_result_t take_answer(struct hcl_request *req, struct hcl_reply *r
     return HCLIENT_OK;
 }
 
+/* One thread at a time: between an import of GPU memory and its parts the daemon takes no other import, nor its parts. */
+static int send_parts(struct hcl_context *ctx, const struct hrp_msg *msg, struct hcl_part *part,
+                      unsigned nparts, uint64_t deadline)
+{
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&one);
+    int rc = send_message(ctx, msg, NULL, 0, deadline);
+    for (unsigned i = 0; i < nparts && rc == 0; i++) {
+        part[i].msg.cookie = msg->cookie;
+        rc = send_message(ctx, &part[i].msg, &part[i].fd, 1, deadline);
+    }
+    pthread_mutex_unlock(&one);
+    return rc;
+}
+
 static hclient_result_t request(struct hcl_context *ctx, const struct hrp_msg *msg, const int *fds, int nfds,
                                 struct hcl_part *part, unsigned nparts, uint16_t expect, uint64_t timeout_ns,
                                 struct hcl_reply *reply)
@@ -133,11 +148,8 @@ static hclient_result_t request(struct hcl_context *ctx, const struct hrp_msg *m
     uint64_t deadline = hcl_now() + timeout_ns;
     struct hrp_msg m = *msg;
     m.cookie = req->cookie;
-    int rc = send_message(ctx, &m, fds, nfds, deadline);
-    for (unsigned i = 0; i < nparts && rc == 0; i++) {
-        part[i].msg.cookie = req->cookie;
-        rc = send_message(ctx, &part[i].msg, &part[i].fd, 1, deadline);
-    }
+    int rc = msg->type == HRP_MSG_IMPORT_GPU ? send_parts(ctx, &m, part, nparts, deadline)
+                                             : send_message(ctx, &m, fds, nfds, deadline);
     pthread_mutex_lock(&ctx->lock);
     if (rc == 0)
         await(ctx, req, deadline);
@@ -171,16 +183,11 @@ hclient_result_t hcl_request(struct hcl_context *ctx, const struct hrp_msg *msg,
     return request(ctx, msg, fds, nfds, NULL, 0, expect, timeout_ns, reply);
 }
 
-/* One thread at a time, so that nobody's parts lie between those of another. */
 hclient_result_t hcl_request_parts(struct hcl_context *ctx, const struct hrp_msg *msg, struct hcl_part *part,
                                    unsigned nparts, uint16_t expect, uint64_t timeout_ns,
                                    struct hcl_reply *reply)
 {
-    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&one);
-    hclient_result_t r = request(ctx, msg, NULL, 0, part, nparts, expect, timeout_ns, reply);
-    pthread_mutex_unlock(&one);
-    return r;
+    return request(ctx, msg, NULL, 0, part, nparts, expect, timeout_ns, reply);
 }
 
 bool hcl_send_only(struct hcl_context *ctx, const struct hrp_msg *msg, uint16_t expect)
