@@ -82,17 +82,17 @@ static hrg_result copy_in(struct hcl_comm *comm, const struct hcl_op *op, uint64
     return r;
 }
 
-static hrg_result copy_out(struct hcl_comm *comm, const struct hcl_op *op, hrg_stream stream, uint64_t pos,
-                           char *dst, uint64_t len)
+static hrg_result copy_out(struct hcl_comm *comm, const struct hcl_op *op, uint64_t pos, char *dst,
+                           uint64_t len)
 {
     const struct hrg_driver *drv = comm->gpu->drv;
     const struct hcl_stage *stage = &comm->stage;
     uint64_t at = (op->base + pos) % stage->bytes;
     uint64_t first = len < stage->bytes - at ? len : stage->bytes - at;
     hrg_ptr p = (hrg_ptr)(uintptr_t)dst;
-    hrg_result r = drv->MemcpyHtoDAsync(p, stage->window + at, first, stream);
+    hrg_result r = drv->MemcpyHtoDAsync(p, stage->window + at, first, op->stream);
     if (r == HRG_SUCCESS && first < len)
-        r = drv->MemcpyHtoDAsync(p + first, stage->window, len - first, stream);
+        r = drv->MemcpyHtoDAsync(p + first, stage->window, len - first, op->stream);
     return r;
 }
 
@@ -110,8 +110,7 @@ static hrg_result piece_in(struct hcl_comm *comm, const struct hcl_op *op, uint6
     return r;
 }
 
-static hrg_result piece_out(struct hcl_comm *comm, const struct hcl_op *op, hrg_stream stream, uint64_t from,
-                            uint64_t upto)
+static hrg_result piece_out(struct hcl_comm *comm, const struct hcl_op *op, uint64_t from, uint64_t upto)
 {
     uint64_t end = hcl_chunk_end(op, upto - 1);
     hrg_result r = HRG_SUCCESS;
@@ -120,7 +119,7 @@ static hrg_result piece_out(struct hcl_comm *comm, const struct hcl_op *op, hrg_
         char *dst = hcl_run_output(comm, op, &run);
         bool moves = op->sig.coll == HRP_BROADCAST || op->sig.coll == HRP_ALL_GATHER;
         if (dst != NULL && !(moves && hcl_run_input(comm, op, &run) == dst))
-            r = copy_out(comm, op, stream, pos, dst, run.len);
+            r = copy_out(comm, op, pos, dst, run.len);
         pos += run.len;
     }
     return r;
@@ -155,19 +154,19 @@ static hrg_result feed(struct hcl_comm *comm, struct hcl_op *op)
     return r;
 }
 
-static hrg_result drain(struct hcl_comm *comm, struct hcl_op *op, hrg_stream stream)
+static hrg_result drain(struct hcl_comm *comm, struct hcl_op *op)
 {
     hrg_result r = HRG_SUCCESS;
     while (r == HRG_SUCCESS && op->out < op->nchunks) {
         uint64_t upto = piece_end(comm, op, op->out);
-        r = hcl_gpu_wait_done(comm, stream, op->number, upto == op->nchunks ? HRP_CHUNK_ALL : upto);
+        r = hcl_gpu_wait_done(comm, op->stream, op->number, upto == op->nchunks ? HRP_CHUNK_ALL : upto);
         if (r == HRG_SUCCESS)
-            r = piece_out(comm, op, stream, op->out, upto);
+            r = piece_out(comm, op, op->out, upto);
         op->out = upto;
         if (r == HRG_SUCCESS)
             r = feed(comm, op);
     }
-    return r == HRG_SUCCESS ? hcl_gpu_write_passed(comm, stream, op->number) : r;
+    return r == HRG_SUCCESS ? hcl_gpu_write_passed(comm, op->stream, op->number) : r;
 }
 
 /* ---- the way ------------------------------------------------------------------------------------------------------- */
@@ -269,7 +268,7 @@ static hclient_result_t start(struct hcl_comm *comm, const struct hcl_call *c, s
     if (r == HRG_SUCCESS)
         r = feed(comm, op);
     if (r == HRG_SUCCESS)
-        r = drain(comm, op, op->stream);
+        r = drain(comm, op);
     hcl_gpu_leave(&scope);
     return r == HRG_SUCCESS ? HCLIENT_OK
                             : hcl_gpu_fail(drv, c->name, "enqueuing the op's copies and waits", r);

@@ -133,20 +133,6 @@ static void chunk_out(struct hcl_comm *comm, const struct hcl_op *op, uint64_t c
     }
 }
 
-static void fill_nan(char *dst, uint64_t len, unsigned dtype)
-{
-    static const uint64_t patterns[HRP_NDTYPES] = {[HRP_F32] = UINT64_C(0x7fc000007fc00000),
-                                                   [HRP_F64] = UINT64_C(0x7ff8000000000000),
-                                                   [HRP_F16] = UINT64_C(0x7e007e007e007e00),
-                                                   [HRP_BF16] = UINT64_C(0x7fc07fc07fc07fc0)};
-    uint64_t pattern = patterns[dtype];
-    if (pattern == 0)
-        return;
-    size_t esize = hrp_dtype_size(dtype);
-    for (uint64_t i = 0; i < len; i += esize)
-        memcpy(dst + i, &pattern, esize);
-}
-
 /* A failed op must not leave a result that is half new, half old and looks like numbers. */
 static void spoil(struct hcl_comm *comm, const struct hcl_op *op)
 {
@@ -156,7 +142,7 @@ static void spoil(struct hcl_comm *comm, const struct hcl_op *op)
             struct hcl_run run = hcl_run_at(&op->sig, comm->nranks, pos, end);
             char *dst = hcl_run_output(comm, op, &run);
             if (dst != NULL)
-                fill_nan(dst, run.len, op->sig.dtype);
+                hrk_fill_nan(op->sig.dtype, dst, run.len / hrp_dtype_size(op->sig.dtype));
             pos += run.len;
         }
     }
