@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "client/gpu_import.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -346,13 +347,29 @@ static struct hcl_gpu_memory *find(struct hcl_comm *comm, hrg_ptr p, uint64_t by
 
 /* ---- the way ------------------------------------------------------------------------------------------------------- */
 
+static uint64_t read_staged_bytes(void)
+{
+    const char *text = getenv("HREDUCE_GPU_STAGED_BYTES");
+    if (text == NULL || text[0] == '\0')
+        return STAGED_BYTES;
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 10);
+    if (text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && v < UINT64_MAX)
+        return v;
+    hcl_log(HCLIENT_LOG_WARN,
+            "HREDUCE_GPU_STAGED_BYTES is \"%s\", which is not a number of bytes, in digits alone; the "
+            "default of %llu is used",
+            text, (unsigned long long)STAGED_BYTES);
+    return STAGED_BYTES;
+}
+
 static uint64_t staged_bytes(void)
 {
     static _Atomic uint64_t limit = UINT64_MAX;
     uint64_t v = atomic_load_explicit(&limit, memory_order_relaxed);
     if (v == UINT64_MAX) {
-        const char *text = getenv("HREDUCE_GPU_STAGED_BYTES");
-        v = text != NULL ? strtoull(text, NULL, 10) : STAGED_BYTES;
+        v = read_staged_bytes();
         atomic_store_explicit(&limit, v, memory_order_relaxed);
     }
     return v;

@@ -12,7 +12,10 @@
  *              communicator are numbered in the order of the calls: ranks must make them in the same order.
  *              A call with a communicator that was destroyed is refused.
  *   Blocking   posting a collective returns without waiting for other ranks. It waits only while
- *              HCLIENT_MAX_OPS ops of this communicator are incomplete.
+ *              HCLIENT_MAX_OPS ops of this communicator are incomplete; once, on the first op of ordinary or GPU memory,
+ *              for the daemon to make the staging window; for the daemon's answer on the first op on a GPU allocation
+ *              (both up to 60 s and one more for each 32 MiB, commonly milliseconds); and, where a communicator has ops
+ *              on host and on GPU buffers, for ops of the other kind to leave the window.
  *   Waiting    every wait ends: by completion, by the op deadline (the daemon's, default 600 s), within about
  *              1 s of an abort or of the death of a rank or daemon, about 10 s after a daemon stops answering.
  *   Failure    HCLIENT_OK, or another code; nothing was queued and no output argument was set when a call
@@ -23,6 +26,9 @@
  *   Exit       communicators and memory need not be freed before exit; the daemon cleans up.
  *
  * Environment: HREDUCE_SOCKET, path of the daemon's socket (default /run/hreduced/hreduced.sock).
+ *              HREDUCE_GPU_STAGED_BYTES, up to how many bytes in all an op on GPU buffers is copied through the staging window,
+ *              in digits alone (default 131072); larger ones are reduced in place, where their memory can be exported.
+ *              HREDUCE_CUDA_LIBRARY, the CUDA driver's library, as dlopen takes it (default libcuda.so.1).
  */
 #ifndef HCLIENT_H
 #define HCLIENT_H
