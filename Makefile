@@ -9,6 +9,7 @@
 #   client/                  libhclient.so.0; client/perf/ = hreduce-perf; client/examples/X.c = examples/X
 #   tests/lib/               helpers that C tests link
 #   tests/sim/fake_cuda/     libcuda_fake.so.1, a CUDA driver without a GPU
+#   tests/sim/fake_ibverbs/  fake_ibverbs/libibverbs.so.1, verbs without a device
 #   tests/unit/test_X.c      one cmocka program each, linked with every part as archives
 #   tests/cluster|fault/X.c  programs that use the library as a job would
 #   tests/gpu/X.c            programs for machines with GPUs (make test-gpu)
@@ -150,6 +151,7 @@ EXAMPLE_SRC := $(sort $(wildcard client/examples/*.c))
 TESTLIB_SRC := $(sort $(wildcard tests/lib/*.c))
 SIM_SRC := $(sort $(wildcard tests/sim/*.c))
 FAKE_CUDA_SRC := $(sort $(wildcard tests/sim/fake_cuda/*.c))
+FAKE_IBVERBS_SRC := $(sort $(wildcard tests/sim/fake_ibverbs/*.c))
 # The kernels' own source compiled for the CPU, see there.
 EMULATED_SRC := $(wildcard tests/sim/cuda_emulated.cpp)
 UNIT_SRC := $(sort $(wildcard tests/unit/test_*.c))
@@ -163,7 +165,7 @@ MPICC := $(shell command -v mpicc 2>/dev/null)
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 
 ALL_SRC := $(PROTO_SRC) $(KERNELS_SRC) $(DAEMON_SRC) $(CTL_SRC) $(CLIENT_SRC) $(PERF_SRC) $(EXAMPLE_SRC) \
-           $(TESTLIB_SRC) $(SIM_SRC) $(FAKE_CUDA_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC) \
+           $(TESTLIB_SRC) $(SIM_SRC) $(FAKE_CUDA_SRC) $(FAKE_IBVERBS_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC) \
            $(GPU_TEST_SRC)
 
 PARTS := $(if $(PROTO_SRC),proto) $(if $(KERNELS_SRC),kernels) $(if $(DAEMON_SRC),daemon)
@@ -176,6 +178,7 @@ UNIT_TESTS := $(UNIT_SRC:%.c=$(BUILD)/%)
 JOB_TESTS := $(JOB_TEST_SRC:%.c=$(BUILD)/%)
 GPU_TESTS := $(GPU_TEST_SRC:%.c=$(BUILD)/%)
 FAKE_CUDA := $(if $(FAKE_CUDA_SRC),$(BUILD)/tests/libcuda_fake.so.1 $(BUILD)/tests/libcuda_fake_old.so.1)
+FAKE_IBVERBS := $(if $(FAKE_IBVERBS_SRC),$(BUILD)/tests/fake_ibverbs/libibverbs.so.1)
 BENCHES := $(BENCH_SRC:%.c=$(BUILD)/%) $(if $(MPICC),$(MPI_SRC:%.c=$(BUILD)/%))
 FUZZERS := $(FUZZ_SRC:%.c=$(BUILD)/%)
 
@@ -184,7 +187,7 @@ FUZZERS := $(FUZZ_SRC:%.c=$(BUILD)/%)
 all: $(HREDUCED) $(HREDUCECTL) $(LIBHCLIENT) $(PERF) $(EXAMPLES) $(PARTS:%=$(BUILD)/obj/lib%.a)
 bench: all $(BENCHES)
 # Benchmarks are compiled with the tests so that they do not rot; nobody measures a sanitized build.
-tests: all $(UNIT_TESTS) $(JOB_TESTS) $(FAKE_CUDA) $(GPU_TESTS) $(if $(SANITIZE),,$(BENCHES))
+tests: all $(UNIT_TESTS) $(JOB_TESTS) $(FAKE_CUDA) $(FAKE_IBVERBS) $(GPU_TESTS) $(if $(SANITIZE),,$(BENCHES))
 
 # ---------------------------------------------------------------- rules: objects and archives
 
@@ -290,6 +293,11 @@ $(FAKE_CUDA): $(call objs,$(FAKE_CUDA_SRC)) $(call lib,kernels proto) tests/sim/
 	$(call quiet,LD)$(CC) $(CFLAGS_ALL) -shared -Wl,-soname,$(@F) $(FAKE_MAP:%=-Wl,--version-script=%) $(SHARED_LDFLAGS) \
 	    $(LDFLAGS_ALL) -o $@ $(call objs,$(FAKE_CUDA_SRC)) $(call group,kernels proto) -lm
 
+# Verbs without a device, in a directory of its own: daemons find it there before the real one (LD_LIBRARY_PATH).
+$(FAKE_IBVERBS): $(call objs,$(FAKE_IBVERBS_SRC))
+	@mkdir -p $(@D)
+	$(call quiet,LD)$(CC) $(CFLAGS_ALL) -shared -Wl,-soname,$(@F) $(SHARED_LDFLAGS) $(LDFLAGS_ALL) -o $@ $^
+
 JOB_PARTS := test perf kernels proto
 $(JOB_TESTS) $(BENCHES) $(GPU_TESTS): $(BUILD)/%: $(BUILD)/obj/%.o $(LIBHCLIENT) $(call lib,$(JOB_PARTS))
 	@mkdir -p $(@D)
@@ -306,7 +314,7 @@ $(FUZZERS): $(BUILD)/%: $(BUILD)/obj/%.o $(call lib,$(UNIT_PARTS))
 submake = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS))
 deps = @.ci/deps
 
-.PHONY: deps demo demo-ddp test test-gpu test-vm asan tsan clang
+.PHONY: deps demo demo-ddp test test-verbs test-gpu test-vm asan tsan clang
 deps:
 	$(deps) build test
 
@@ -324,6 +332,10 @@ test:
 	$(deps) build test
 	@+$(submake) tests
 	@$(PYTHON) tests/run --build $(BUILD) $(TESTFLAGS)
+
+# All tests that also run over verbs, on simulated devices; the suite has a few of them.
+test-verbs:
+	@+$(MAKE) --no-print-directory test TESTFLAGS="--verbs $(TESTFLAGS)"
 
 # What needs a real GPU; programs that find none say so and are skipped.
 test-gpu:
@@ -486,6 +498,7 @@ help:
 	@echo 'make demo          installs what it needs, builds, runs 4 nodes x 8 ranks on this machine'
 	@echo 'make demo-ddp      the same with a PyTorch DDP training'
 	@echo "make test          builds and runs the suite (TESTFLAGS='-k PATTERN'; tests/run --help)"
+	@echo 'make test-verbs    cluster and fault tests over verbs, on simulated devices'
 	@echo 'make test-gpu      what needs GPUs, and the comparison with NCCL, into build/test-gpu'
 	@echo 'make test-vm       verbs and systemd in virtual machines (root; TESTFLAGS=--short: a few minutes)'
 	@echo 'make asan tsan     the suite under ASan+UBSan, under TSan'
