@@ -11,7 +11,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.environ["HREDUCE_ROOT"], "tests", "lib"))
-from cluster import BUILD, SCALE, wait_for  # noqa: E402
+from cluster import BUILD, SCALE, VERBS, wait_for  # noqa: E402
 
 PERF = os.path.join(BUILD, "hreduce-perf")
 KEYS = {
@@ -32,6 +32,8 @@ KEYS = {
 
 
 def perf(*words, status=0):
+    if VERBS and "--local" in words:
+        words = (*words, "--daemon-config", "transport = verbs")
     done = subprocess.run([PERF, *words], capture_output=True, text=True, timeout=100 * SCALE)
     assert done.returncode == status, f"{words}: status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done
@@ -40,7 +42,10 @@ def perf(*words, status=0):
 def measure(*words):
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         done = perf(*words, "--json", out.name)
-        return done.stdout, json.load(out)
+        document = json.load(out)
+        exchange = [s["used"] for s in document["path"].get("stages", []) if s["stage"] == "exchange"]
+        assert not VERBS or all(used.startswith(("verbs", "none")) for used in exchange), exchange
+        return done.stdout, document
 
 
 def left_behind():

@@ -22,7 +22,9 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cluster"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from helper_hreduced import BUILD, SCALE, Client, Daemon, check, run_tests, wait_for  # noqa: E402
+from fake_verbs import check_used, line_for  # noqa: E402
 
 __all__ = [
     "BUILD", "SCALE", "Client", "Daemon", "check", "run_tests", "wait_for", "RANK", "SANITIZED", "OK", "MISMATCH",
@@ -132,20 +134,24 @@ class Node(Daemon):
 class Cluster:
     """Daemons on 127.0.0.1, .2, ... with one port."""
 
-    def __init__(self, nnodes, config="", name="n", limits=None):
+    def __init__(self, nnodes, config="", name="n", limits=None, env=None):
+        """config, env: of all daemons, or a function of the node's index."""
         # Below the ephemeral ports; by pid, so that suites side by side do not meet.
         self.port = 20000 + (os.getpid() * 16 + Cluster.made) % 12000
         Cluster.made += 1
         self.nodes = []
         self.ranks = []
         for i in range(nnodes):
-            text = f"listen = 127.0.0.{i + 1}\nport = {self.port}\n{config}"
+            own = config(i) if callable(config) else config
+            text = f"listen = 127.0.0.{i + 1}\nport = {self.port}\n{own}"
+            text += line_for(nnodes, own)
             # The default of 10 s is too near on a machine where sanitized daemons of several suites share a core.
-            if "peer_timeout" not in config:
+            if "peer_timeout" not in own:
                 text += "peer_timeout = 60s\n"
-            if "node_name" not in config:
+            if "node_name" not in own:
                 text += f"node_name = node{i}\n"
-            self.nodes.append(Node(f"{name}{Cluster.made}-{i}", text, limits=limits, start=False))
+            own_env = env(i) if callable(env) else env
+            self.nodes.append(Node(f"{name}{Cluster.made}-{i}", text, limits=limits, env=own_env, start=False))
             self.nodes[-1].start(wait=False)
         for node in self.nodes:
             wait_for("a daemon's socket", node.answers, 15)
@@ -185,14 +191,17 @@ class Cluster:
                 check(status == 0, f"daemon {i} ended with {status}: {node.text()[-3000:]}")
             else:
                 check(node.killed, f"daemon {i} ended by itself: {node.text()[-3000:]}")
+        if not kind:
+            check_used([node.text() for node in self.nodes])
 
 
 class Job:
     """Ranks on nodes (a node's index for each rank), joined to one communicator in slot 0 of each process, with
     buffers 0 (input) and 1 (output) of `bytes` and `kind` ("plain" is staged, "alloc" is not copied)."""
 
-    def __init__(self, cluster, where, kind="plain", size=1 << 16, op_ms=0, setup_ms=30000, ranks=None, slot=0):
-        self.cluster, self.where, self.slot, self.size = cluster, where, slot, size
+    def __init__(self, cluster, where, kind="plain", size=1 << 16, op_ms=0, setup_ms=30000, ranks=None, slot=0, more=""):
+        """more: further words of helper_rank's init."""
+        self.cluster, self.where, self.slot, self.size, self.more = cluster, where, slot, size, more
         self.kind = kind
         self.ranks = ranks or [cluster.rank(node, i) for i, node in enumerate(where)]
         self.join(op_ms, setup_ms)
@@ -200,7 +209,7 @@ class Job:
     def join(self, op_ms=0, setup_ms=30000):
         ident = self.ranks[0].do("id")
         n = len(self.ranks)
-        self.all_do(lambda i: f"init {self.slot} {n} {i} {ident} {setup_ms} {op_ms}")
+        self.all_do(lambda i: f"init {self.slot} {n} {i} {ident} {setup_ms} {op_ms} {self.more}")
         for b in (0, 1):
             self.all_do(f"buffer {b} {self.kind} {self.size}")
 

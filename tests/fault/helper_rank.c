@@ -112,7 +112,7 @@ static int unhex(const char *hex, hclient_unique_id_t *id)
     return 0;
 }
 
-/* init COMM NRANKS RANK ID SETUP_MS OP_MS [ALGO] */
+/* init COMM NRANKS RANK ID SETUP_MS OP_MS [ALGO TRANSPORT REQUIRE SERVICE_LEVEL]; 0: the default */
 static int do_init(struct call *c)
 {
     hclient_unique_id_t id;
@@ -122,6 +122,9 @@ static int do_init(struct call *c)
     config.setup_timeout_ms = (uint32_t)arg(c, 5);
     config.op_timeout_ms = (uint32_t)arg(c, 6);
     config.algo = (int)arg(c, 7);
+    config.transport = (int)arg(c, 8);
+    config.require = (uint32_t)arg(c, 9);
+    config.service_level = (int)arg(c, 10);
     return result(c, hclient_comm_init_rank_config(&comms[index_arg(c, 1, SLOTS)], (int)arg(c, 2), id,
                                                    (int)arg(c, 3), &config));
 }

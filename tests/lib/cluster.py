@@ -21,6 +21,8 @@ import tempfile
 import time
 
 BUILD = os.environ.get("HREDUCE_BUILD", os.path.join(os.path.dirname(__file__), "..", "..", "build"))
+# Every daemon of the test exchanges over verbs or not at all: see fake_verbs.py.
+VERBS = os.environ.get("HREDUCE_TEST_TRANSPORT") == "verbs"
 SCALE = int(os.environ.get("HREDUCE_TIME_SCALE", "1"))
 PR_SET_PDEATHSIG = 1
 
@@ -139,6 +141,8 @@ class Cluster:
         port = free_port([f"127.0.0.{i + 1}" for i in range(nnodes)])
         self.port = port
         extra = node_keys or {}
+        if VERBS and nnodes > 1 and not any("transport" in key for key in keys):
+            keys = [*keys, "transport = verbs"]
         self.nodes = [Node(self.root, i, port, [*keys, *extra.get(i, [])]) for i in range(nnodes)]
         self.started = []
 

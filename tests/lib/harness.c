@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 /* Clusters that run, so that a test that dies ends them in order and shows what they had to say. */
+#define MAX_KEYS 32u
 #define MAX_LIVE 8
 static struct hpf_cluster *live[MAX_LIVE];
 
@@ -92,14 +93,26 @@ uint64_t ht_memory_available(void)
 
 /* ---- daemons and jobs ------------------------------------------------------------------------------------ */
 
+/* Every daemon of the test exchanges over verbs or not at all: see tests/lib/fake_verbs.py. */
+static bool over_verbs(void)
+{
+    const char *transport = getenv("HREDUCE_TEST_TRANSPORT");
+    return transport && strcmp(transport, "verbs") == 0;
+}
+
 struct hpf_cluster *ht_cluster(unsigned nnodes, const char *const *keys)
 {
     char err[2048];
+    const char *all[MAX_KEYS + 1];
     unsigned nkeys = 0;
-    while (keys && keys[nkeys])
-        nkeys++;
+    for (; keys && keys[nkeys]; nkeys++) {
+        HT_CHECK(nkeys < MAX_KEYS, "a test may set %u keys", MAX_KEYS);
+        all[nkeys] = keys[nkeys];
+    }
+    if (over_verbs() && nnodes > 1)
+        all[nkeys++] = "transport = verbs";
     struct hpf_cluster_options options = {
-        .nnodes = nnodes, .keys = keys, .nkeys = nkeys, .timeout_ms = ht_ms(20000)};
+        .nnodes = nnodes, .keys = all, .nkeys = nkeys, .timeout_ms = ht_ms(20000)};
     struct hpf_cluster *c = NULL;
     if (hpf_cluster_new(&c, &options, err, sizeof(err)) < 0)
         ht_die("%s", err);
@@ -110,6 +123,8 @@ struct hpf_cluster *ht_cluster(unsigned nnodes, const char *const *keys)
 void ht_cluster_end(struct hpf_cluster *c)
 {
     char err[2048];
+    for (unsigned i = 0; over_verbs() && i < c->nnodes; i++)
+        HT_CHECK(!ht_log_has(c, i, ": tcp, "), "node %u exchanged over tcp", i);
     forget(c);
     if (hpf_cluster_free(c, err, sizeof(err)) < 0)
         ht_die("%s", err);
