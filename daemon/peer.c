@@ -87,8 +87,18 @@ static void close_conns(struct hrd_daemon *d, struct hrd_peer *p)
     }
 }
 
+/* Its last message: the other end's users hear why. Sent at once or never. */
+static void say_bye(struct hrd_peer *p, const char *why)
+{
+    struct hrp_peer_msg msg = {.type = HRP_PEER_BYE, .text = why, .text_len = strlen(why)};
+    if (p->tx && !p->bye)
+        (void)hrd_conn_queue_msg(p->tx, &msg);
+}
+
 static void lose(struct hrd_daemon *d, struct hrd_peer *p, const char *why, const char *text)
 {
+    if (p->up)
+        say_bye(p, text);
     /* A dial of ours on one of its connections is answered below, by way of the record. */
     for (struct dial *dl = d->peers->dials; dl; dl = dl->next)
         if (dl->conn && dl->conn->peer == p) {
@@ -650,23 +660,14 @@ static void timer_freed(uv_handle_t *h)
         free(ps);
 }
 
-static void say_bye(struct hrd_daemon *d)
-{
-    struct hrp_peer_msg msg = {.type = HRP_PEER_BYE, .text = "the daemon is stopping"};
-    msg.text_len = strlen(msg.text);
-    for (struct hrd_peer *p = d->peers->peers; p; p = p->next)
-        if (p->tx)
-            (void)hrd_conn_queue_msg(p->tx, &msg); /* sent at once or never */
-}
-
 void hrd_peers_free(struct hrd_daemon *d)
 {
     struct hrd_peers *ps = d->peers;
     if (!ps)
         return;
-    say_bye(d);
     while (ps->peers) {
         struct hrd_peer *p = ps->peers;
+        say_bye(p, "the daemon is stopping");
         hrd_link_end_all(d, p, "this daemon is stopping");
         close_conns(d, p);
         peer_unlink(ps, p);

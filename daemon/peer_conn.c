@@ -203,9 +203,9 @@ static void broken_errno(struct conn *c, int err)
 static void broken_eof(struct conn *c)
 {
     struct hrd_peer *p = c->peer;
-    char buf[300];
+    char buf[sizeof(p->bye_text) + 64];
     if (c->stage == CONN_OPEN && p && p->bye)
-        snprintf(buf, sizeof(buf), "said goodbye: %s", p->bye_text);
+        snprintf(buf, sizeof(buf), "ended the connection: %s", p->bye_text);
     else if (c->stage == CONN_OPEN)
         snprintf(buf, sizeof(buf), "closed the connection (its daemon stopped or died)");
     else

@@ -100,7 +100,7 @@ enum hrp_peer_type {
     HRP_PEER_UP = 1,       /* acceptor, first message: its number for the dialer */
     HRP_PEER_PING = 2,     /* once a second while the sender's agent turns; answered by PONG */
     HRP_PEER_PONG = 3,     /* stamp of the PING */
-    HRP_PEER_BYE = 4,      /* the daemon stops; text: why */
+    HRP_PEER_BYE = 4,      /* the last message: the sender stops, or counts the other as lost; text: why */
     HRP_PEER_JOIN = 5,     /* node -> root: a local rank wants to join */
     HRP_PEER_REFUSE = 6,   /* root -> node: that join failed; status, text */
     HRP_PEER_WITHDRAW = 7, /* node -> root: the rank of that join is gone; text: why */
