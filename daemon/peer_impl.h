@@ -86,6 +86,7 @@ struct verbs_try {
     bool peer_must;
     bool peer_can;
     bool full; /* one class too many */
+    bool busy; /* communicators here go on over tcp, as it was settled */
     bool own_ready, peer_ready;
     struct hrd_verbs_conn *conn; /* NULL: this end cannot */
     bool probing;                /* connected; READY not sent yet */
@@ -107,6 +108,8 @@ struct plink {
     struct verbs_try *verbs;
     bool settled;            /* tried: those who want it get tcp */
     bool half;               /* one of the two could */
+    uint64_t again_at;       /* settled, dialer: uv_now() ms when it is tried again, 0: never */
+    unsigned tries;          /* that came to nothing */
     char why[HRP_PEER_TEXT]; /* why it is not there; with down_since: why its path is not */
     /* verbs, up: */
     uint64_t nonce;                /* of the attempt that made it */
@@ -248,6 +251,8 @@ struct plink *hrd_link_class(struct hrd_daemon *d, struct hrd_peer *p, uint8_t s
 struct plink *hrd_link_by_nonce(const struct hrd_peer *p, uint64_t nonce);
 /* Ends one link that nobody uses. */
 void hrd_link_remove(struct hrd_daemon *d, struct plink *l, const char *why);
+/* Whether communicators of this node exchange over tcp with it. */
+bool hrd_link_tcp_used(const struct hrd_peer *p);
 /* By the agent's number; NULL: gone. */
 struct plink *hrd_link_by_id(struct hrd_peers *ps, uint32_t id);
 bool hrd_link_any_up(const struct hrd_peer *p);
@@ -267,6 +272,8 @@ void hrd_link_tick(struct hrd_daemon *d, struct hrd_peer *p);
 /* peer_verbs.c */
 /* Dialer: the attempt begins at the loop's next turn. */
 void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l);
+/* Verbs came to nothing some time ago, which may have passed: tries again, where nobody uses tcp instead. */
+void hrd_verbs_again(struct hrd_daemon *d, struct plink *l);
 /* The loop's turn; true: again soon, an attempt is under way. */
 bool hrd_verbs_step(struct hrd_daemon *d);
 /* For peer_mend.c. */

@@ -76,6 +76,14 @@ struct plink *hrd_link_by_nonce(const struct hrd_peer *p, uint64_t nonce)
     return l;
 }
 
+bool hrd_link_tcp_used(const struct hrd_peer *p)
+{
+    const struct plink *l = p->links;
+    while (l && !l->tcp)
+        l = l->next;
+    return l && l->users > 0;
+}
+
 bool hrd_link_any_up(const struct hrd_peer *p)
 {
     const struct plink *l = p->links;
@@ -375,6 +383,7 @@ void hrd_link_is_up(struct hrd_daemon *d, struct plink *l, const struct hrd_tran
     char name[HRP_PEER_NAME + sizeof(p->where) + 4];
     snprintf(name, sizeof(name), "%s (%s)", p->name, p->where);
     l->up = true;
+    l->tries = 0;
     l->down_since = 0;
     l->why[0] = '\0';
     hrd_agent_link_up(d->agent, l->id, name, tp, conn);
@@ -423,5 +432,7 @@ void hrd_link_tick(struct hrd_daemon *d, struct hrd_peer *p)
         if (l->attempt && l->attempt->incoming && uv_now(d->loop) > l->attempt->deadline)
             drop_try(d, l);
         hrd_mend_tick(d, l);
+        if (l->again_at && uv_now(d->loop) >= l->again_at)
+            hrd_verbs_again(d, l);
     }
 }

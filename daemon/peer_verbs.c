@@ -10,6 +10,10 @@
  * Every outcome is the same on both ends, because each end's word is final when it is sent and both are needed. Without
  * an agreement the dialer goes on with tcp; where one of the two is configured to use nothing but verbs, the communicators
  * that need the link fail on both.
+ *
+ * tcp instead is for as long as communicators use it: a comm's two ends must not take different links. When none does the
+ * dialer tries again from time to time, and the other end goes along where none of its own does either (else HRP_REFUSED,
+ * and all stays as it was).
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -21,6 +25,9 @@
 #include "daemon/peer_impl.h"
 
 #define VERBS_TIMEOUT_MS 5000u
+/* Between attempts at what was settled: twice as long after each. */
+#define AGAIN_MS 2000u
+#define AGAIN_MAX_MS 64000u
 #define KEEP_MS 1000u /* a class that the peer still uses is not asked for again at once */
 
 void hrd_verbs_drop(struct plink *l)
@@ -45,6 +52,20 @@ static void tell_refused(struct hrd_daemon *d, const struct plink *l, uint32_t s
     hrd_doctor_link_refused(d, l->peer->no, &want, status, why);
 }
 
+/* When what came to nothing is tried again. */
+static uint64_t next_try(const struct hrd_daemon *d, const struct plink *l)
+{
+    uint64_t wait = (uint64_t)AGAIN_MS << (l->tries < 8 ? l->tries : 8);
+    return uv_now(d->loop) + (wait < AGAIN_MAX_MS ? wait : AGAIN_MAX_MS);
+}
+
+static void settled(struct hrd_daemon *d, struct plink *l)
+{
+    l->again_at = hrd_peer_dials(d, l->peer->instance) ? next_try(d, l) : 0;
+    l->settled = true;
+    hrd_member_link(d, l->peer->no, NULL); /* who waits for it asks again, and gets tcp */
+}
+
 /* No verbs link of this class with this peer: tcp, or nothing. The text is copied first: it may lie in the attempt. */
 static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
@@ -63,8 +84,8 @@ static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
         tell_refused(d, l, HRP_UNSUPPORTED, why);
         return;
     }
-    l->settled = true;
-    hrd_member_link(d, l->peer->no, NULL); /* who waits for it asks again, and gets tcp */
+    settled(d, l);
+    l->tries++;
 }
 
 /* ---- classes ---------------------------------------------------------------------------------------------------- */
@@ -242,7 +263,7 @@ void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
             v->got[i] = t->mend ? e->got[i] : 0;
         }
     } else {
-        v->status = t->full ? HRP_RESOURCE : HRP_UNSUPPORTED;
+        v->status = t->busy ? HRP_REFUSED : t->full ? HRP_RESOURCE : HRP_UNSUPPORTED;
         msg.text = t->why;
         msg.text_len = strlen(t->why);
     }
@@ -326,6 +347,13 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
         return false;
     hrd_verbs_drop(l);
     struct verbs_try *t = hrd_verbs_try_new(d, l, v->nonce);
+    if (l->settled && hrd_link_tcp_used(p)) {
+        t->busy = true;
+        hrd_verbs_send_end(d, l, HRP_PEER_VERBS_ANSWER);
+        hrd_verbs_drop(l);
+        return true;
+    }
+    l->settled = false;
     t->peer_must = v->must;
     t->peer_can = v->status == HRP_OK;
     struct plink *idle;
@@ -369,6 +397,11 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
         return false;
     if (t->mend)
         return hrd_mend_answer(d, l, msg);
+    if (v->status == HRP_REFUSED) {
+        hrd_verbs_drop(l);
+        settled(d, l);
+        return true;
+    }
     t->peer_must = v->must;
     t->peer_can = v->status == HRP_OK;
     if (v->status == HRP_RESOURCE) {
@@ -455,6 +488,22 @@ void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l)
     struct verbs_try *t = hrd_verbs_try_new(d, l, hrd_verbs_nonce());
     t->dialer = t->fresh = true;
     hrd_peer_soon(d);
+}
+
+void hrd_verbs_again(struct hrd_daemon *d, struct plink *l)
+{
+    struct hrd_verbs_device dev;
+    char why[sizeof(l->why)];
+    if (!l->peer->up || l->peer->doomed[0] || hrd_link_tcp_used(l->peer))
+        return; /* at the next tick */
+    l->again_at = next_try(d, l);
+    l->tries++;
+    if (!hrd_verbs_device(d, l, NULL, &dev, why, sizeof(why)))
+        return;
+    l->tries--;
+    l->again_at = 0;
+    l->settled = false;
+    hrd_verbs_begin(d, l);
 }
 
 static void start(struct hrd_daemon *d, struct plink *l)

@@ -212,9 +212,11 @@ struct hrp_peer_comm { /* COMMIT, LEFT, GONE */
 
 #define HRP_PEER_QUEUES_MAX 8u
 
-struct hrp_peer_verbs {                   /* OFFER, ANSWER */
-    uint64_t nonce;                       /* of this attempt, the dialer's choice, not 0 */
-    uint32_t status;                      /* HRP_OK; otherwise text says why, and all below `link` is 0 */
+struct hrp_peer_verbs { /* OFFER, ANSWER */
+    uint64_t nonce;     /* of this attempt, the dialer's choice, not 0 */
+    /* HRP_OK; otherwise text says why, and all below `link` is 0. ANSWER, HRP_REFUSED: tcp was agreed on earlier, and is in
+       use. */
+    uint32_t status;
     uint8_t must;                         /* 1: the sender is configured to use nothing but verbs */
     uint8_t service_level, traffic_class; /* of this link: there is one for each such class */
     uint8_t reserved;

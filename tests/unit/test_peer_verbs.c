@@ -222,6 +222,48 @@ static void test_one_cannot(void **state)
     }
 }
 
+static void turns(unsigned ms)
+{
+    uint64_t end = uv_now(&loop) + ms;
+    while (uv_now(&loop) < end)
+        turn();
+}
+
+/* What settled on tcp is tried again, but never under a communicator that uses tcp on either end; the reason stays what it
+   was. */
+static void test_again(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 2; who++) {
+        const char *words = who ? "node n1: verbs_device = mlx5_9" : "node n0: verbs_device = mlx5_9";
+        uint32_t link[2];
+        begin();
+        snprintf(d[who].cfg.verbs_device, sizeof(d[who].cfg.verbs_device), "mlx5_9");
+        link_up(true);
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(hrd_peer_link(&d[i], peer_of(i)->no, &any, &link[i]), 1);
+        assert_true(class_of(0)->again_at > 0 && class_of(1)->again_at == 0);
+        class_of(0)->again_at = 1; /* the reason is still there */
+        turns(600);
+        link_is("tcp", words);
+        snprintf(d[who].cfg.verbs_device, sizeof(d[who].cfg.verbs_device), "auto");
+        for (int used = 0; used < 2; used++) {
+            hrd_link_use(&d[used], link[used], 1);
+            class_of(0)->again_at = 1;
+            turns(600);
+            link_is("tcp", words);
+            assert_true(ask(0, &any) == 1 && ask(1, &any) == 1);
+            hrd_link_use(&d[used], link[used], -1);
+        }
+        class_of(0)->again_at = 1;
+        for (int i = 0; i < 20000 && !(class_of(0)->up && class_of(1)->up); i++)
+            turn();
+        link_is("verbs", "");
+        assert_int_equal(class_of(0)->again_at, 0);
+        end();
+    }
+}
+
 /* Other devices on the two nodes: one decision on both, whatever each could do by itself. */
 static void test_other_devices(void **state)
 {
@@ -638,16 +680,27 @@ int main(void)
 {
     hrd_log_set_level(HRD_LOG_WARNING);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_can),          cmocka_unit_test(test_queues),
-        cmocka_unit_test(test_tcp_beside_verbs),  cmocka_unit_test(test_one_cannot),
-        cmocka_unit_test(test_resources),         cmocka_unit_test(test_path_does_not_work),
-        cmocka_unit_test(test_required),          cmocka_unit_test(test_old_release),
-        cmocka_unit_test(test_end_in_between),    cmocka_unit_test(test_out_of_place),
-        cmocka_unit_test(test_doctor_refused),    cmocka_unit_test(test_mended),
-        cmocka_unit_test(test_mended_later),      cmocka_unit_test(test_classes),
-        cmocka_unit_test(test_mended_class),      cmocka_unit_test(test_close_out_of_place),
-        cmocka_unit_test(test_other_devices),     cmocka_unit_test(test_not_mended),
-        cmocka_unit_test(test_end_while_mending), cmocka_unit_test(test_mend_out_of_place),
+        cmocka_unit_test(test_both_can),
+        cmocka_unit_test(test_queues),
+        cmocka_unit_test(test_tcp_beside_verbs),
+        cmocka_unit_test(test_one_cannot),
+        cmocka_unit_test(test_resources),
+        cmocka_unit_test(test_path_does_not_work),
+        cmocka_unit_test(test_required),
+        cmocka_unit_test(test_old_release),
+        cmocka_unit_test(test_end_in_between),
+        cmocka_unit_test(test_out_of_place),
+        cmocka_unit_test(test_doctor_refused),
+        cmocka_unit_test(test_mended),
+        cmocka_unit_test(test_mended_later),
+        cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_mended_class),
+        cmocka_unit_test(test_close_out_of_place),
+        cmocka_unit_test(test_other_devices),
+        cmocka_unit_test(test_not_mended),
+        cmocka_unit_test(test_end_while_mending),
+        cmocka_unit_test(test_mend_out_of_place),
+        cmocka_unit_test(test_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Which path real daemons take when verbs can be had on all nodes, on some, with conditions, or not at all, on simulated
+devices: one decision on both ends, told in words to the job, in the log and in the metrics."""
+# timeout: 120
+
+import json
+import os
+import resource
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fault"))
+from helper_fault import OK, RESOURCE, Cluster, Job, check, run_tests, wait_for  # noqa: E402
+from fake_verbs import classes, environment, order, stats  # noqa: E402
+
+TCP, VERBS = 1, 2  # HCLIENT_TRANSPORT_*
+REQUIRE_VERBS = 1
+
+
+def cluster_of(*orders, config="", limits=None):
+    return Cluster(len(orders), config, env=lambda i: environment(orders[i]), limits=limits)
+
+
+def exchange(job, rank=0):
+    """The exchange stage of a rank's path report, with the peer's entry."""
+    report = json.loads(job.ranks[rank].do(f"path {job.slot}"))
+    stage = [s for s in report["stages"] if s["stage"] == "exchange"][0]
+    return stage, stage["peers"][0]
+
+
+def refused(cluster, words, more="", code=None):
+    """Both ranks of a job on two nodes are refused, with these words."""
+    ranks = [cluster.rank(0), cluster.rank(1)]
+    ident = ranks[0].do("id")
+    tags = [r.send(f"init 0 2 {i} {ident} 20000 0 {more}") for i, r in enumerate(ranks)]
+    for i, tag in enumerate(tags):
+        reply = ranks[i].get(tag)
+        check(reply.code == code if code else reply.code != OK, f"rank {i} was not refused: {reply}")
+        for word in words:
+            check(word in reply.text, f"rank {i}: '{word}' is missing in: {reply.text}")
+        ranks[i].close()
+    print(f"   {reply.text}")
+
+
+def fell_back(cluster, job, words):
+    """Over tcp, and everybody is told why."""
+    for rank in (0, 1):
+        stage, peer = exchange(job, rank)
+        check(stage["used"].startswith("tcp") and stage["wanted"] == "verbs", f"{stage}")
+        for word in words:
+            check(word in stage["reason"], f"'{word}' is missing in: {stage['reason']}")
+    metrics = cluster.nodes[0].ctl("metrics").stdout
+    check("hreduce_peer_fell_back" in metrics, "no metric of it")
+    check(any("instead of verbs" in line for line in cluster.nodes[0].text().splitlines()), "not in the log")
+    print(f"   {stage['reason']}")
+
+
+def test_both_can():
+    """Nothing configured: verbs, by devices' names in the report, and the bytes went through them."""
+    with cluster_of("", "") as cluster:
+        job = Job(cluster, [0, 1], "alloc", 1 << 20)
+        job.check(2, 1 << 18)
+        for i in (0, 1):
+            stage, peer = exchange(job, i)
+            check(stage["used"].startswith("verbs, ") and "wanted" not in stage, f"{stage}")
+            check(peer["transport"] == "verbs" and "fakeib0 port 1, RoCE v2, GID 0" in peer["address"], f"{peer}")
+            sent = stats(cluster.nodes[i].pid)
+            check(sent["bytes"] >= 2 << 20 and sent["rnr"] == 0, f"{sent}")
+        check("path to node node1: verbs" in cluster.nodes[0].text(), "not in the log")
+        # Forced by the job: beside the other, nothing of it through the devices; against a condition it is refused.
+        before = stats(cluster.nodes[0].pid)
+        forced = Job(cluster, [0, 1], more=f"0 {TCP}")
+        forced.check()
+        check(exchange(forced)[0]["used"].startswith("tcp (forced by transport of the job"), f"{exchange(forced)}")
+        check(stats(cluster.nodes[0].pid) == before, "a job that forced tcp moved something through the device")
+        refused(cluster, ["so was require = verbs"], f"0 {TCP} {REQUIRE_VERBS}")
+        job.check()
+
+
+def test_one_cannot():
+    """tcp with the reason on both, or an error where verbs are a condition: no device, a port without subnet manager, no
+    such partition, no memory to register."""
+    # What the device of node1 is like, lines of its configuration, and what is said of it.
+    cases = [
+        ("devices 0", "", ["node1", "no RDMA device in this network namespace"]),
+        ("link ib; port init", "", ["node1", "port 1 of fakeib0 is INIT", "subnet manager"]),
+        ("", "verbs_pkey = 0x8002\n", ["node1", "0x0002", "partition", "fakeib0"]),
+        ("limit reg_mr 0", "", ["node1", "65536", "too low for RDMA", "LimitMEMLOCK=infinity"]),
+        ("limit create_qp 1", "", ["node1", "queue pair", "rdma.max"]),
+        ("", "transport = tcp\n", ["node1", "transport = tcp in hreduced.conf"]),
+    ]
+
+    def memlock():
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+
+    for orders, config, words in cases:
+        lines = ["", config]
+        with cluster_of("", orders, config=lambda i: lines[i], limits=memlock) as cluster:  # noqa: B023
+            refused(cluster, words, f"0 0 {REQUIRE_VERBS}")
+            job = Job(cluster, [0, 1])
+            job.check()
+            fell_back(cluster, job, words)
+            job.close()
+
+
+def test_late():
+    """What was wrong passes: communicators that are there keep their path, the next one after them is made over verbs."""
+    for node in (0, 1):
+        orders = ["", ""]
+        orders[node] = "port down"
+        with cluster_of(*orders) as cluster:
+            job = Job(cluster, [0, 1])
+            job.check()
+            fell_back(cluster, job, [f"node{node}", "port 1 of fakeib0 is DOWN"])
+            order(cluster.nodes[node].pid, "port up")
+            time.sleep(2.5)
+            again = Job(cluster, [0, 1])
+            again.check()
+            check(exchange(again)[0]["used"].startswith("tcp"), "two links with one peer at a time")
+            job.all_do("destroy 0")
+            again.all_do("destroy 0")
+            wait_for("verbs to be tried again", lambda: "path to node node1: verbs" in cluster.nodes[0].text(), 30)
+            job.slot = 1
+            job.join()
+            job.check()
+            check(exchange(job)[0]["used"].startswith("verbs"), f"{exchange(job)}")
+
+
+def test_partition_by_value():
+    """The key stands at other places of the two tables."""
+    config = "transport = verbs\nverbs_pkey = 0x8001\n"
+    with cluster_of("link ib; pkey 0xffff,0x8001", "link ib; pkey 0x8001,0xffff", config=config) as cluster:
+        job = Job(cluster, [0, 1])
+        job.check()
+        check("InfiniBand, LID" in exchange(job)[1]["address"], f"{exchange(job)}")
+
+
+def test_classes_of_jobs():
+    """Each job's service level is on its queue pairs, on both nodes."""
+    with cluster_of("", "") as cluster:
+        jobs = [Job(cluster, [0, 1], more=f"0 {VERBS} 0 {sl + 1}") for sl in (0, 3)]
+        for node in cluster.nodes:
+            found = classes(node.pid)
+            check(set(found) == {(0, 0), (3, 0)}, f"{found}")
+        for job, sl in zip(jobs, (0, 3)):
+            job.check()
+            check(f"service level {sl}" in exchange(job)[0]["used"], f"{exchange(job)}")
+
+
+def test_objects_run_out():
+    """By the number of classes and by the device's objects: whom it meets is refused or falls back in words, who had a
+    link works on, and objects are given back. They are links': ten more jobs need none."""
+    with cluster_of("limit create_qp 4", "", config="transport = verbs\n") as cluster:
+        jobs = [Job(cluster, [0, 1], more=f"0 {VERBS} 0 {sl + 1}") for sl in (0, 1)]
+        refused(cluster, ["node0", "queue pair", "rdma.max"], f"0 {VERBS} 0 3")
+        more = [Job(cluster, [0, 1], more=f"0 {VERBS} 0 1") for _ in range(4)]
+        for job in jobs + more:
+            job.check()
+        check(stats(cluster.nodes[0].pid)["create_qp"] == 4, f"{stats(cluster.nodes[0].pid)}")
+        for job in jobs[1:] + more:
+            job.all_do("destroy 0")
+        order(cluster.nodes[0].pid, "limit create_qp -1")
+        Job(cluster, [0, 1], more=f"0 {VERBS} 0 3").check()
+        jobs[0].check()
+
+
+def test_no_region_for_one_job():
+    """Registration fails for one communicator: it is refused, the others do not notice."""
+    with cluster_of("", "", config="transport = verbs\n") as cluster:
+        job = Job(cluster, [0, 1])
+        job.check()
+        order(cluster.nodes[0].pid, f"limit reg_mr {stats(cluster.nodes[0].pid)['reg_mr']}")
+        refused(cluster, ["node0"], code=RESOURCE)
+        job.check(20)
+        order(cluster.nodes[0].pid, "limit reg_mr -1")
+        Job(cluster, [0, 1]).check()
+
+
+run_tests(globals())
