@@ -37,6 +37,14 @@ uint64_t hrd_vlink_now(void)
     return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
 }
 
+/* The time of this turn: the clock is read once, however much is sent and completed in it. */
+static uint64_t turn_now(struct vlink *l)
+{
+    if (!l->turn_ns)
+        l->turn_ns = hrd_vlink_now();
+    return l->turn_ns;
+}
+
 /* ---- regions ---------------------------------------------------------------------------------------------------- */
 
 static void region_done(struct hrd_tx *tx, int err)
@@ -163,7 +171,7 @@ static void batch_post(struct batch *b)
     for (unsigned i = 0; i < n; i++)
         b->wr[i].next = i + 1 < n ? &b->wr[i + 1] : NULL;
     int err = b->l->dev.v->post_send(b->l->c->q[b->queue].qp, b->wr, &bad);
-    b->l->q[b->queue].posted_at = hrd_vlink_now();
+    b->l->q[b->queue].posted_at = turn_now(b->l);
     if (err)
         hrd_vlink_broken_call(b->l, "posting a send", err);
 }
@@ -206,7 +214,7 @@ static void message_post(struct batch *b, uint32_t slot)
         return;
     wr->send_flags |= IBV_SEND_SIGNALED;
     if (!q->flights)
-        q->silent_since = hrd_vlink_now();
+        q->silent_since = turn_now(l);
     q->flight[(q->flight_first + q->flights++) % HRD_VSEND_WRS] =
         (struct flight){.wrs = (uint16_t)q->wrs_open, .slots = (uint16_t)q->slots_open, .tx = k->tx};
     q->wrs_open = q->slots_open = 0;
@@ -337,7 +345,7 @@ static void flush_queue(struct vlink *l, unsigned i)
     if (!q->first || q->credits)
         q->starved_since = 0;
     else if (!q->starved_since)
-        q->starved_since = hrd_vlink_now();
+        q->starved_since = turn_now(l);
 }
 
 void hrd_vlink_report_sent(struct vlink *l)
@@ -375,7 +383,9 @@ static void flush_all(struct vlink *l)
 
 static void verbs_flush(struct hrd_link *base)
 {
-    flush_all((struct vlink *)base);
+    struct vlink *l = (struct vlink *)base;
+    l->turn_ns = 0;
+    flush_all(l);
 }
 
 /* ---- receive ---------------------------------------------------------------------------------------------------- */
@@ -484,7 +494,7 @@ static void handle_sent(struct vlink *l, unsigned i)
     struct flight *f = &q->flight[q->flight_first];
     q->flight_first = (q->flight_first + 1) % HRD_VSEND_WRS;
     q->flights--;
-    q->silent_since = hrd_vlink_now();
+    q->silent_since = turn_now(l);
     q->wrs -= f->wrs;
     for (unsigned k = 0; k < f->slots; k++) {
         uint32_t slot = (q->slot + 2 * HRD_VMSG_DEPTH - q->slots_used--) % HRD_VMSG_DEPTH;
@@ -547,7 +557,7 @@ static void check_starved(struct vlink *l)
 {
     for (unsigned i = 0; i < l->base.nstreams && l->state == V_UP; i++) {
         uint64_t since = l->q[i].starved_since;
-        if (since && hrd_vlink_now() - since > l->c->stall_ns) {
+        if (since && turn_now(l) - since > l->c->stall_ns) {
             char text[128];
             snprintf(text, sizeof(text),
                      "the peer has given back no message buffer for %" PRIu64 " ms: it is stuck",
@@ -566,7 +576,7 @@ static void post_fence(struct vlink *l, unsigned i)
     wr->opcode = IBV_WR_RDMA_WRITE;
     wr->wr_id = hrd_wr_id(i, 0);
     wr->send_flags = IBV_SEND_SIGNALED;
-    q->silent_since = hrd_vlink_now();
+    q->silent_since = turn_now(l);
     q->flight[(q->flight_first + q->flights++) % HRD_VSEND_WRS] =
         (struct flight){.wrs = (uint16_t)q->wrs_open, .slots = (uint16_t)q->slots_open};
     q->wrs_open = q->slots_open = 0;
@@ -577,12 +587,11 @@ static void post_fence(struct vlink *l, unsigned i)
    all, so the time is taken here too: half of what the peer has before it counts as lost, to leave time for a new path. */
 static void check_silent(struct vlink *l)
 {
-    uint64_t now = 0;
     for (unsigned i = 0; i < l->base.nstreams && l->state == V_UP; i++) {
         const struct vqueue *q = &l->q[i];
         if (!q->wrs)
             continue;
-        now = now ? now : hrd_vlink_now();
+        uint64_t now = turn_now(l);
         if (!q->flights && now - q->posted_at > FENCE_NS)
             post_fence(l, i);
         else if (q->flights && now > q->silent_since && now - q->silent_since > l->c->stall_ns / 2) {
@@ -599,6 +608,7 @@ static unsigned verbs_poll(struct hrd_link *base)
 {
     struct vlink *l = (struct vlink *)base;
     unsigned n = 0;
+    l->turn_ns = 0;
     if (l->state == V_UP)
         n = poll_completions(l);
     if (l->state == V_DRAINING)
@@ -675,6 +685,7 @@ static void send_queue_again(struct vlink *l, unsigned i)
 
 void hrd_vlink_send_again(struct vlink *l)
 {
+    l->turn_ns = 0;
     for (unsigned i = 0; i < l->base.nstreams; i++) {
         l->q[i].starved_since = 0;
         if (l->state == V_UP)

@@ -69,6 +69,7 @@ struct vlink {
     bool warned;
     uint64_t port_down;   /* ns; 0: up */
     uint64_t drain_until; /* ns */
+    uint64_t turn_ns;     /* the time of this turn of the agent; 0: not asked for yet */
     char why[400]; /* DRAINING: what failed; "": not known yet. LENT: it cannot be made anew any more */
     struct region *own, *remote;
     unsigned nremote;
