@@ -102,8 +102,8 @@ endif
 
 # Only the daemon and its command line use these; the client library needs libc alone.
 DAEMON_PKGS := libuv libsystemd inih jansson hwloc
-# Headers only: the library is loaded at run time where it is, see daemon/verbs/verbs_api.h.
-DAEMON_HEADERS := libibverbs
+# Headers only: the libraries are loaded at run time where they are, see daemon/verbs/verbs_api.h.
+DAEMON_HEADERS := libibverbs librdmacm
 DAEMON_CFLAGS := $(shell pkg-config --cflags $(DAEMON_PKGS) 2>/dev/null)
 DAEMON_LIBS = $(shell pkg-config --libs $(DAEMON_PKGS)) -ldl -lm
 

@@ -20,6 +20,9 @@ struct hrd_addr_list {
     char v[HRD_MAX_LISTEN][64];
 };
 
+/* How the queue pairs of a verbs link are connected. */
+enum hrd_setup { HRD_SETUP_AUTO = 0, HRD_SETUP_RDMACM = 1, HRD_SETUP_EXCHANGE = 2 };
+
 struct hrd_config {
     char socket[108];
     char socket_group[64];
@@ -40,7 +43,8 @@ struct hrd_config {
     uint32_t verbs_service_level, verbs_traffic_class, verbs_classes;
     uint32_t verbs_timeout, verbs_retry;
     uint32_t verbs_queue_pairs;
-    uint64_t bandwidth; /* bytes per second of a node in one direction; 0: to be measured */
+    uint8_t verbs_setup; /* enum hrd_setup */
+    uint64_t bandwidth;  /* bytes per second of a node in one direction; 0: to be measured */
 
     uint32_t peer_timeout_ms;
     uint32_t setup_timeout_ms;

@@ -31,6 +31,8 @@ static const struct word words_algo[] = {{"auto", HRP_ALGO_AUTO},
                                          {NULL, 0}};
 static const struct word words_wire[] = {{"type", 0}, {"f32", 1}, {NULL, 0}};
 static const struct word words_transport[] = {{"auto", 0}, {"tcp", 1}, {"verbs", 2}, {NULL, 0}};
+static const struct word words_setup[] = {
+    {"auto", HRD_SETUP_AUTO}, {"rdmacm", HRD_SETUP_RDMACM}, {"exchange", HRD_SETUP_EXCHANGE}, {NULL, 0}};
 static const struct word words_simd[] = {
     {"auto", 0}, {"scalar", HRK_SCALAR + 1}, {"avx2", HRK_AVX2 + 1}, {"avx512", HRK_AVX512 + 1}, {NULL, 0}};
 static const struct word words_require[] = {
@@ -50,6 +52,8 @@ static const struct word *words_of(enum hrd_key_type type)
         return words_wire;
     case HRD_KEY_TRANSPORT:
         return words_transport;
+    case HRD_KEY_SETUP:
+        return words_setup;
     case HRD_KEY_SIMD:
         return words_simd;
     case HRD_KEY_REQUIRE:

@@ -137,7 +137,8 @@ struct json_t *hrd_sessions_json(struct hrd_daemon *d);
 struct json_t *hrd_members_json(struct hrd_daemon *d);
 struct json_t *hrd_peers_json(struct hrd_daemon *d);
 /* "nic": what data to other nodes takes, "" when unknown. Connections to the peer port since the start: {"accepted",
-   "garbage", "refused", "silent", "lost" (peers), "links_interrupted", "links_mended"}. */
+   "garbage", "refused", "silent", "lost" (peers), "links_interrupted", "links_mended", "rdmacm_rejected"
+   (connect requests)}. */
 struct json_t *hrd_peer_port_json(struct hrd_daemon *d);
 
 #endif

@@ -39,6 +39,11 @@ static json_t *nodes_json(struct hrd_daemon *d, const struct lcomm *c)
                 json_object_set_new(n, "fell_back", json_true());
             if (why[0])
                 json_object_set_new(n, "reason", json_string(why));
+            const char *setup = hrd_peer_setup(d, c->node[i].no, &c->want, &why);
+            if (setup)
+                json_object_set_new(n, "setup", json_string(setup));
+            if (setup && why[0])
+                json_object_set_new(n, "setup_reason", json_string(why));
         }
         json_array_append_new(list, n);
     }

@@ -127,6 +127,10 @@ static json_t *peers_of(const struct hrd_snapshot *snap, const json_t *member)
             json_object_set(entry, "reason", why);
         if (json_object_get(node, "fell_back"))
             json_object_set_new(entry, "fell_back", json_true());
+        if (json_object_get(node, "setup"))
+            json_object_set(entry, "setup", json_object_get(node, "setup"));
+        if (json_object_get(node, "setup_reason"))
+            json_object_set(entry, "setup_reason", json_object_get(node, "setup_reason"));
         json_array_append_new(peers, entry);
     }
     return peers;
@@ -177,10 +181,32 @@ static const char *forced(const struct hrd_daemon *d, const json_t *member)
     return asked && strcmp(asked, "auto") != 0 ? " (forced by transport of the job or of its root node)" : "";
 }
 
+/* ", connected by exchange instead of RDMA-CM on n1: no RDMA-CM there": of the first peer that has a reason, or of all. */
+static void setup_text(const json_t *peers, char *buf, size_t len)
+{
+    const json_t *peer, *first = NULL;
+    size_t i;
+    json_array_foreach(peers, i, peer)
+    {
+        if (json_object_get(peer, "setup") && (!first || !json_object_get(first, "setup_reason")))
+            first = peer;
+    }
+    const char *why = json_string_value(json_object_get(first, "setup_reason"));
+    buf[0] = '\0';
+    if (!first)
+        return;
+    if (!why)
+        snprintf(buf, len, ", connected by %s", json_string_value(json_object_get(first, "setup")));
+    else
+        snprintf(buf, len, ", connected by exchange instead of RDMA-CM%s%s",
+                 strncmp(why, "node ", 5) == 0 ? " on " : ": ",
+                 why + (strncmp(why, "node ", 5) == 0 ? 5 : 0));
+}
+
 static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hrd_snapshot *snap,
                            const struct hrd_snapshot_comm *c, const json_t *member)
 {
-    char used[280], class[64] = "";
+    char used[1000], class[64] = "", setup[600];
     if (c->nnodes == 1) {
         stage(stages, "exchange", "none: all ranks are on this node");
         return;
@@ -193,8 +219,10 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
         snprintf(class, sizeof(class), ", service level %d, traffic class %d",
                  (int)json_integer_value(json_object_get(member, "service_level")),
                  (int)json_integer_value(json_object_get(member, "traffic_class")));
-    snprintf(used, sizeof(used), "%s%s, %d %s%s a peer%s, peers not authenticated", transport,
-             forced(d, member), (int)streams, slow ? "stream" : "queue pair", streams == 1 ? "" : "s", class);
+    setup_text(peers, setup, sizeof(setup));
+    snprintf(used, sizeof(used), "%s%s, %d %s%s a peer%s, peers not authenticated%s", transport,
+             forced(d, member), (int)streams, slow ? "stream" : "queue pair", streams == 1 ? "" : "s", class,
+             setup);
     json_t *s = stage(stages, "exchange", used);
     if (slow && !tcp_asked(member)) {
         const char *why = json_string_value(json_object_get(slow, "reason"));

@@ -353,6 +353,7 @@ bool hrd_peer_received(struct hrd_daemon *d, struct conn *c, const struct hrp_pe
     case HRP_PEER_VERBS_READY:
     case HRP_PEER_VERBS_DOWN:
     case HRP_PEER_VERBS_CLOSE:
+    case HRP_PEER_VERBS_LISTEN:
         if (p->doomed[0] || hrd_verbs_msg(d, p, msg))
             return true;
         break;
@@ -676,6 +677,7 @@ void hrd_peers_free(struct hrd_daemon *d)
     while (ps->conns)
         hrd_conn_close(ps->conns);
     hrd_dial_free_all(ps);
+    hrd_setup_end(ps);
     for (unsigned i = 0; i < ps->nlisteners; i++) {
         uv_close((uv_handle_t *)&ps->listener[i]->poll, listener_freed);
         close(ps->listener[i]->fd);

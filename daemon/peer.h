@@ -66,6 +66,10 @@ int hrd_peer_link(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want 
    "" otherwise; holds until the loop runs again. */
 const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want,
                                const char **why);
+/* How the queue pairs of the verbs link for that want were connected: "RDMA-CM", or "exchange" and *why not by RDMA-CM;
+   NULL: there is no such link. *why holds until the loop runs again. */
+const char *hrd_peer_setup(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want,
+                           const char **why);
 /* There was a choice: one of the two nodes could have had verbs. */
 bool hrd_peer_half_verbs(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want);
 /* A communicator begins (1) or ceases (-1) to use that link. One over verbs that nobody uses may make room for another

@@ -2,7 +2,8 @@
 /*
  * Inside of the peer connections: peer.c records and liveness, peer_conn.c sockets and buffers, peer_shake.c
  * the three opening messages, peer_dial.c outgoing control connections, peer_link.c data links over sockets,
- * peer_verbs.c those over verbs, peer_mend.c verbs links whose path failed.
+ * peer_verbs.c those over verbs, peer_setup.c how their queue pairs are connected, peer_mend.c verbs links whose path
+ * failed.
  *
  * Ownership: struct hrd_peers owns all lists. A connection is freed by the loop after its uv handle closed;
  * conn_close() takes it off all lists at once, so no pointer to a closing one remains.
@@ -15,7 +16,7 @@
 #include "daemon/log.h"
 #include "daemon/peer.h"
 #include "daemon/transport_tcp.h"
-#include "daemon/verbs/conn.h"
+#include "daemon/verbs/cm.h"
 
 #define HELLO_TIMEOUT_MS 5000u   /* the three opening messages */
 #define CONNECT_TIMEOUT_MS 3000u /* one address */
@@ -89,9 +90,15 @@ struct verbs_try {
     bool busy; /* communicators here go on over tcp, as it was settled */
     bool own_ready, peer_ready;
     struct hrd_verbs_conn *conn; /* NULL: this end cannot */
-    bool probing;                /* connected; READY not sent yet */
-    uint64_t deadline;           /* for everything up to the own READY */
-    char why[HRP_PEER_TEXT];     /* why this end cannot */
+    bool probing;                /* connected, or waiting for requests; READY not sent yet */
+    uint64_t deadline;       /* for everything up to the own READY; in the set-up by RDMA-CM for that alone */
+    char why[HRP_PEER_TEXT]; /* why this end cannot */
+    /* peer_setup.c: */
+    bool rdmacm;
+    bool peers_reason;   /* setup_why is the other end's */
+    char setup_why[400]; /* not rdmacm: why */
+    struct hrp_addr own, to;
+    struct hrd_cm_setup *cm;
 };
 
 /* A data link with a peer: one over tcp, which all share who do not get or do not want verbs, and one over verbs for each
@@ -120,6 +127,11 @@ struct plink {
     bool offered;                /* what the peer has, which came before that */
     struct hrp_peer_verbs offer;
     unsigned mended;
+    bool rdmacm;                             /* its queue pairs were connected by RDMA-CM */
+    char setup_why[400 + HRP_PEER_NAME + 8]; /* or why not */
+    struct hrd_cm_setup *cm;
+    unsigned cm_failed; /* attempts by RDMA-CM at a new path since the last one that worked */
+    char cm_why[400];
     unsigned users;      /* communicators */
     bool closing;        /* the peer was asked whether it may go */
     uint64_t keep_until; /* uv_now() ms: it said no */
@@ -171,6 +183,8 @@ struct listener {
     int fd;
 };
 
+struct peer_cm; /* peer_setup.c */
+
 struct hrd_peers {
     struct hrd_net net;
     struct hrd_netif *ifs;
@@ -189,6 +203,7 @@ struct hrd_peers {
     bool device_denied;
     uint64_t garbage, refused, evicted, lost, accepted; /* counters for status */
     uint64_t interrupted, mended;                       /* links; likewise */
+    struct peer_cm *cm;                                 /* RDMA-CM; NULL: not used yet */
     char verbs_said[HRP_PEER_TEXT];                     /* last logged about the own device */
     char verbs_device[64];                              /* that was chosen last; "": none */
     struct hrd_log_limit garbage_log, accept_log;
@@ -289,6 +304,35 @@ void hrd_verbs_send_ready(struct hrd_daemon *d, struct plink *l, uint16_t type, 
 /* VERBS_*. False: it makes no sense. */
 bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg);
 void hrd_verbs_drop(struct plink *l);
+/* This end gives the attempt up, and says so. */
+void hrd_verbs_give_up(struct hrd_daemon *d, struct plink *l, const char *why);
+
+/* peer_setup.c */
+#define HRD_VERBS_TIMEOUT_MS 5000u
+/* Dialer, with queue pairs, before its OFFER: decides between RDMA-CM and exchange. 0, or negative errno and t->why. */
+int hrd_setup_offer(struct hrd_daemon *d, struct plink *l);
+/* The other end, with queue pairs, before its ANSWER; text: the OFFER's. 0, or negative errno and t->why. */
+int hrd_setup_answer(struct hrd_daemon *d, struct plink *l, const struct hrp_peer_verbs *v, const char *text,
+                     size_t len);
+/* LISTEN; false: it makes no sense. */
+bool hrd_setup_listen(struct hrd_daemon *d, struct plink *l, const struct hrp_peer_listen *m);
+/* Whether an ANSWER fits what was offered and heard. */
+bool hrd_setup_answered(const struct verbs_try *t, const struct hrp_peer_verbs *v);
+/* Dialer, with an ANSWER that is good: begins to connect. 0, or negative errno with a sentence. */
+int hrd_setup_connect(struct hrd_daemon *d, struct plink *l, const struct hrp_peer_msg *msg, char *why,
+                      size_t len);
+/* The loop's turn; the attempt may end in it. */
+void hrd_setup_step(struct hrd_daemon *d, struct plink *l);
+/* Dialer: RDMA-CM is connecting. */
+bool hrd_setup_under_way(const struct verbs_try *t);
+/* Both ends are ready: the link keeps what belongs to its queue pairs. */
+void hrd_setup_done(struct hrd_daemon *d, struct plink *l);
+/* What RDMA-CM says of a link that is up. */
+void hrd_setup_news(struct hrd_daemon *d, struct plink *l);
+/* Rejected requests by RDMA-CM since the start. */
+uint64_t hrd_setup_rejected(const struct hrd_peers *ps);
+/* All links are gone. */
+void hrd_setup_end(struct hrd_peers *ps);
 
 /* peer_mend.c */
 #define HRD_MEND_ATTEMPT_MS 1000u
@@ -301,6 +345,8 @@ bool hrd_mend_answer(struct hrd_daemon *d, struct plink *l, const struct hrp_pee
 /* An attempt ended: both ends are ready, or not (why, a sentence; err -EBADMSG: it never will). */
 void hrd_mend_done(struct hrd_daemon *d, struct plink *l);
 void hrd_mend_failed(struct hrd_daemon *d, struct plink *l, int err, const char *why);
+/* The path of a link that is up is of no use any more: the agent is asked to let go of it. */
+void hrd_mend_ask(struct hrd_daemon *d, struct plink *l, const char *why);
 void hrd_mend_step(struct hrd_daemon *d, struct plink *l);
 void hrd_mend_tick(struct hrd_daemon *d, struct plink *l);
 

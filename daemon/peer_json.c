@@ -12,6 +12,9 @@ static json_t *link_json(const struct plink *l, uint64_t now)
     if (!l->tcp) {
         json_object_set_new(o, "service_level", json_integer(l->sl));
         json_object_set_new(o, "traffic_class", json_integer(l->tc));
+        json_object_set_new(o, "setup", json_string(l->rdmacm ? "RDMA-CM" : "exchange"));
+        if (!l->rdmacm)
+            json_object_set_new(o, "setup_reason", json_string(l->setup_why));
     }
     if (l->down_since) {
         json_object_set_new(o, "interrupted_ms", json_integer((json_int_t)(now - l->down_since)));
@@ -76,9 +79,9 @@ struct json_t *hrd_peer_port_json(struct hrd_daemon *d)
     const struct hrd_peers *ps = d->peers;
     if (!ps)
         return json_object();
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "nic", nic(ps), "accepted",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "nic", nic(ps), "accepted",
                      (json_int_t)ps->accepted, "garbage", (json_int_t)ps->garbage, "refused",
                      (json_int_t)ps->refused, "silent", (json_int_t)ps->evicted, "lost", (json_int_t)ps->lost,
-                     "links_interrupted", (json_int_t)ps->interrupted, "links_mended",
-                     (json_int_t)ps->mended);
+                     "links_interrupted", (json_int_t)ps->interrupted, "links_mended", (json_int_t)ps->mended,
+                     "rdmacm_rejected", (json_int_t)hrd_setup_rejected(ps));
 }

@@ -141,6 +141,7 @@ static void end_link(struct hrd_daemon *d, struct plink *l, const char *why)
 {
     drop_try(d, l);
     hrd_verbs_drop(l);
+    hrd_cm_setup_free(l->cm);
     if (l->up)
         hrd_agent_link_down(d->agent, l->id, why);
     free(l);
@@ -367,8 +368,9 @@ static void say_path(const struct plink *l, unsigned n)
         v = v->next;
     if (!l->tcp)
         hrd_notice("path to node %s: verbs from and to host memory, %u queue pair%s, service level %u, "
-                   "traffic class %u",
-                   l->peer->name, n, n == 1 ? "" : "s", l->sl, l->tc);
+                   "traffic class %u, connected by %s%s%s",
+                   l->peer->name, n, n == 1 ? "" : "s", l->sl, l->tc, l->rdmacm ? "RDMA-CM" : "exchange",
+                   l->rdmacm ? "" : " instead of RDMA-CM on ", l->rdmacm ? "" : l->setup_why + 5);
     else if (v)
         hrd_notice("path to node %s: tcp, %u stream%s, instead of verbs%s%s", l->peer->name, n,
                    n == 1 ? "" : "s", strncmp(v->why, "node ", 5) == 0 ? " on " : ": ", v->why);

@@ -67,7 +67,7 @@ static void dial(struct hrd_daemon *d, struct plink *l)
 {
     struct verbs_try *t = attempt(d, l, hrd_verbs_nonce());
     t->dialer = true;
-    if (renew(d, l, t))
+    if (renew(d, l, t) && hrd_setup_offer(d, l) == 0)
         hrd_verbs_send_end(d, l, HRP_PEER_VERBS_OFFER);
     else
         hrd_mend_failed(d, l, 0, t->why);
@@ -76,16 +76,12 @@ static void dial(struct hrd_daemon *d, struct plink *l)
 static void answer(struct hrd_daemon *d, struct plink *l)
 {
     struct verbs_try *t = attempt(d, l, l->offer.nonce);
-    struct hrd_verbs_end end = hrd_verbs_end_of(&l->offer);
-    char why[sizeof(t->why)];
     int err = 0;
     l->offered = false;
     if (renew(d, l, t))
-        err = hrd_verbs_conn_connect(t->conn, &end, false, why, sizeof(why));
-    if (err) {
-        memcpy(t->why, why, sizeof(why));
+        err = hrd_setup_answer(d, l, &l->offer, NULL, 0);
+    if (err)
         t->conn = NULL;
-    }
     hrd_verbs_send_end(d, l, HRP_PEER_VERBS_ANSWER);
     t->probing = t->conn != NULL;
     if (!t->conn)
@@ -107,6 +103,7 @@ void hrd_mend_failed(struct hrd_daemon *d, struct plink *l, int err, const char 
 
 void hrd_mend_done(struct hrd_daemon *d, struct plink *l)
 {
+    hrd_setup_done(d, l);
     hrd_verbs_drop(l);
     hrd_notice("the link with node %s has a new path after %" PRIu64 " ms", l->peer->name,
                uv_now(d->loop) - l->down_since);
@@ -126,6 +123,8 @@ void hrd_mend_begin(struct hrd_daemon *d, struct plink *l, struct hrd_conn *conn
     if (!l->up || l->lent)
         return;
     note_down(d, l, why);
+    hrd_cm_setup_free(l->cm);
+    l->cm = NULL;
     l->lent = (struct hrd_verbs_conn *)conn;
     l->retry_at = uv_now(d->loop);
     if (hrd_peer_dials(d, l->peer->instance))
@@ -136,7 +135,7 @@ void hrd_mend_begin(struct hrd_daemon *d, struct plink *l, struct hrd_conn *conn
         hrd_verbs_send_ready(d, l, HRP_PEER_VERBS_DOWN, l->nonce, HRP_PEER_LOST, why);
 }
 
-static void ask_agent(struct hrd_daemon *d, struct plink *l, const char *why)
+void hrd_mend_ask(struct hrd_daemon *d, struct plink *l, const char *why)
 {
     note_down(d, l, why);
     if (!l->asked && !l->lent)
@@ -151,7 +150,7 @@ bool hrd_mend_down(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
     if (!hrd_peer_dials(d, p->instance) || !l)
         return false;
     snprintf(why, sizeof(why), "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
-    ask_agent(d, l, why);
+    hrd_mend_ask(d, l, why);
     return true;
 }
 
@@ -169,7 +168,7 @@ bool hrd_mend_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_p
     if (l->lent)
         answer(d, l);
     else
-        ask_agent(d, l, why);
+        hrd_mend_ask(d, l, why);
     return true;
 }
 
@@ -177,7 +176,6 @@ bool hrd_mend_answer(struct hrd_daemon *d, struct plink *l, const struct hrp_pee
 {
     const struct hrp_peer_verbs *v = &msg->body.verbs;
     struct verbs_try *t = l->verbs;
-    struct hrd_verbs_end end = hrd_verbs_end_of(v);
     char why[sizeof(t->why)];
     if (v->status != HRP_OK) {
         snprintf(why, sizeof(why), "node %s: %.*s", l->peer->name, (int)msg->text_len,
@@ -185,14 +183,11 @@ bool hrd_mend_answer(struct hrd_daemon *d, struct plink *l, const struct hrp_pee
         hrd_mend_failed(d, l, 0, why);
         return true;
     }
-    int err = hrd_verbs_conn_connect(t->conn, &end, true, why, sizeof(why));
+    int err = hrd_setup_connect(d, l, msg, why, sizeof(why));
     if (err) {
         hrd_verbs_send_ready(d, l, HRP_PEER_VERBS_READY, t->nonce, HRP_UNSUPPORTED, why);
         hrd_mend_failed(d, l, err, why);
-        return true;
     }
-    t->probing = true;
-    hrd_peer_soon(d);
     return true;
 }
 

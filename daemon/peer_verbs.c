@@ -4,6 +4,7 @@
  *
  *   dialer    OFFER    what its device is and its queue pairs, or why it has none
  *   other     ANSWER   the same; with HRP_OK its queue pairs are connected already
+ *             or (peer_setup.c) wait for the dialer's requests by RDMA-CM
  *   both      probe: a message as large as any goes each way on each queue pair
  *   both      READY    the probe's result; the link is up where both say HRP_OK
  *
@@ -24,7 +25,6 @@
 
 #include "daemon/peer_impl.h"
 
-#define VERBS_TIMEOUT_MS 5000u
 /* Between attempts at what was settled: twice as long after each. */
 #define AGAIN_MS 2000u
 #define AGAIN_MAX_MS 64000u
@@ -34,6 +34,8 @@ void hrd_verbs_drop(struct plink *l)
 {
     struct verbs_try *t = l->verbs;
     l->verbs = NULL;
+    if (t)
+        hrd_cm_setup_free(t->cm);
     if (t && t->conn && !t->mend)
         hrd_verbs_conn_free(t->conn);
     free(t);
@@ -219,13 +221,19 @@ static void make_end(struct hrd_daemon *d, struct plink *l, unsigned queues)
                                  sizeof(t->why));
 }
 
+static void drop_end(struct verbs_try *t)
+{
+    hrd_verbs_conn_free(t->conn);
+    t->conn = NULL;
+}
+
 struct verbs_try *hrd_verbs_try_new(struct hrd_daemon *d, struct plink *l, uint64_t nonce)
 {
     struct verbs_try *t = calloc(1, sizeof(*t));
     if (!t)
         abort();
     t->nonce = nonce;
-    t->deadline = uv_now(d->loop) + VERBS_TIMEOUT_MS;
+    t->deadline = uv_now(d->loop) + HRD_VERBS_TIMEOUT_MS;
     l->verbs = t;
     return t;
 }
@@ -242,11 +250,12 @@ void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
     v->service_level = l->sl;
     v->traffic_class = l->tc;
     v->link = t->mend ? l->nonce : 0;
-    if (t->mend) {
-        msg.text = l->down_why;
-        msg.text_len = strlen(l->down_why);
-    }
     if (t->conn) {
+        msg.text = type == HRP_PEER_VERBS_OFFER && t->mend ? l->down_why
+                   : t->rdmacm || t->peers_reason          ? ""
+                                                           : t->setup_why;
+        msg.text_len = strlen(msg.text);
+        v->rdmacm = t->rdmacm;
         const struct hrd_verbs_end *e = &t->conn->local;
         v->ethernet = e->ethernet;
         v->global = e->global;
@@ -303,8 +312,7 @@ static void send_ready(struct hrd_daemon *d, struct plink *l, uint32_t status, c
     hrd_verbs_send_ready(d, l, HRP_PEER_VERBS_READY, l->verbs->nonce, status, text);
 }
 
-/* This end gives up, and says so. */
-static void give_up(struct hrd_daemon *d, struct plink *l, const char *why)
+void hrd_verbs_give_up(struct hrd_daemon *d, struct plink *l, const char *why)
 {
     send_ready(d, l, HRP_UNSUPPORTED, why);
     if (l->verbs->mend)
@@ -322,6 +330,7 @@ static void complete(struct hrd_daemon *d, struct plink *l)
     }
     l->nonce = l->verbs->nonce;
     l->verbs->conn = NULL;
+    hrd_setup_done(d, l);
     hrd_verbs_drop(l);
     hrd_link_is_up(d, l, &hrd_transport_verbs, &conn->base, conn->n);
 }
@@ -362,17 +371,9 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
         no_room_text(d, l, t->why, sizeof(t->why));
         t->full = true;
     } else if (v->status == HRP_OK) {
-        struct hrd_verbs_end end = hrd_verbs_end_of(v);
-        char why[sizeof(t->why)];
         make_end(d, l, v->queues);
-        if (t->conn) {
-            end.queues = (uint8_t)t->conn->n; /* the dialer uses as many of its own as this end has */
-            if (hrd_verbs_conn_connect(t->conn, &end, false, why, sizeof(why))) {
-                hrd_verbs_conn_free(t->conn);
-                t->conn = NULL;
-                memcpy(t->why, why, sizeof(why));
-            }
-        }
+        if (t->conn && hrd_setup_answer(d, l, v, msg->text, msg->text_len))
+            drop_end(t);
     } else {
         snprintf(t->why, sizeof(t->why), "%.*s", (int)msg->text_len, msg->text ? msg->text : "");
     }
@@ -393,7 +394,8 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
     struct verbs_try *t = l ? l->verbs : NULL;
     if (!t || !t->dialer)
         return true; /* of an attempt that this end has given up */
-    if (t->fresh || t->probing || t->own_ready || (t->mend ? l->nonce : 0) != v->link)
+    if (t->fresh || t->cm || t->probing || t->own_ready || (t->mend ? l->nonce : 0) != v->link ||
+        !hrd_setup_answered(t, v))
         return false;
     if (t->mend)
         return hrd_mend_answer(d, l, msg);
@@ -418,15 +420,10 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
     }
     if (v->queues > t->conn->n)
         return false;
-    struct hrd_verbs_end end = hrd_verbs_end_of(v);
     char why[sizeof(t->why)];
     hrd_verbs_conn_trim(t->conn, v->queues);
-    if (hrd_verbs_conn_connect(t->conn, &end, true, why, sizeof(why))) {
-        give_up(d, l, why);
-        return true;
-    }
-    t->probing = true;
-    hrd_peer_soon(d);
+    if (hrd_setup_connect(d, l, msg, why, sizeof(why)))
+        hrd_verbs_give_up(d, l, why);
     return true;
 }
 
@@ -455,6 +452,12 @@ static bool got_ready(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
     return true;
 }
 
+static bool got_listen(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
+{
+    struct plink *l = by_nonce(p, msg->body.listen.nonce);
+    return !l || hrd_setup_listen(d, l, &msg->body.listen);
+}
+
 bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
     switch (msg->type) {
@@ -462,6 +465,8 @@ bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
         return got_offer(d, p, msg);
     case HRP_PEER_VERBS_ANSWER:
         return got_answer(d, p, msg);
+    case HRP_PEER_VERBS_LISTEN:
+        return got_listen(d, p, msg);
     case HRP_PEER_VERBS_CLOSE:
         return got_close(d, p, msg);
     case HRP_PEER_VERBS_DOWN:
@@ -523,6 +528,8 @@ static void start(struct hrd_daemon *d, struct plink *l)
     }
     l->verbs->fresh = false;
     make_end(d, l, HRD_VERBS_QUEUES_MAX);
+    if (l->verbs->conn && hrd_setup_offer(d, l))
+        drop_end(l->verbs);
     hrd_verbs_send_end(d, l, HRP_PEER_VERBS_OFFER);
 }
 
@@ -535,7 +542,7 @@ static void probe(struct hrd_daemon *d, struct plink *l)
         return;
     t->probing = false;
     if (r < 0) {
-        give_up(d, l, why);
+        hrd_verbs_give_up(d, l, why);
         return;
     }
     t->own_ready = true;
@@ -550,15 +557,21 @@ static void check_deadline(struct hrd_daemon *d, struct plink *l)
 {
     const struct verbs_try *t = l->verbs;
     char why[256];
-    if (!t || t->own_ready || uv_now(d->loop) < t->deadline)
+    int r = 1;
+    if (!t || t->own_ready || uv_now(d->loop) < t->deadline || hrd_setup_under_way(t))
         return;
-    snprintf(why, sizeof(why),
-             t->probing ? "the test messages did not get through within %u s: is UDP port 4791 "
-                          "filtered, is the MTU larger than a switch passes, are the two ports on "
-                          "one network?"
-                        : "no answer to the offer of verbs within %u s",
-             (t->mend ? HRD_MEND_ATTEMPT_MS : VERBS_TIMEOUT_MS) / 1000);
-    give_up(d, l, why);
+    if (t->cm)
+        r = hrd_cm_poll(t->cm, why, sizeof(why));
+    if (r != 1)
+        snprintf(why, sizeof(why), "%s in time", hrd_cm_waits_for(t->cm));
+    else
+        snprintf(why, sizeof(why),
+                 t->probing ? "the test messages did not get through within %u s: is UDP port 4791 "
+                              "filtered, is the MTU larger than a switch passes, are the two ports on "
+                              "one network?"
+                            : "no answer to the offer of verbs within %u s",
+                 (t->mend ? HRD_MEND_ATTEMPT_MS : HRD_VERBS_TIMEOUT_MS) / 1000);
+    hrd_verbs_give_up(d, l, why);
 }
 
 bool hrd_verbs_step(struct hrd_daemon *d)
@@ -567,9 +580,11 @@ bool hrd_verbs_step(struct hrd_daemon *d)
     /* What is called here may end a comm or begin another link, but it never ends a peer, and links last as long. */
     for (struct hrd_peer *p = d->peers->peers; p; p = p->next)
         for (struct plink *l = p->links; l; l = l->next) {
+            hrd_setup_news(d, l);
             hrd_mend_step(d, l);
             if (l->verbs && l->verbs->fresh)
                 start(d, l);
+            hrd_setup_step(d, l);
             if (l->verbs && l->verbs->probing)
                 probe(d, l);
             check_deadline(d, l);

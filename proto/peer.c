@@ -32,6 +32,7 @@ static const struct {
     [HRP_PEER_VERBS_READY] = {"VERBS_READY", sizeof(struct hrp_peer_ready), true},
     [HRP_PEER_VERBS_CLOSE] = {"VERBS_CLOSE", sizeof(struct hrp_peer_ready), false},
     [HRP_PEER_VERBS_DOWN] = {"VERBS_DOWN", sizeof(struct hrp_peer_ready), true},
+    [HRP_PEER_VERBS_LISTEN] = {"VERBS_LISTEN", sizeof(struct hrp_peer_listen), false},
     [HRP_PEER_ASK] = {"ASK", sizeof(struct hrp_peer_ask), false},
     [HRP_PEER_TELL] = {"TELL", sizeof(struct hrp_peer_tell), true},
 };
@@ -155,7 +156,7 @@ static bool verbs_ok(const struct hrp_peer_verbs *v)
     if (v->nonce == 0 || v->must > 1 || v->status == HRP_IN_PROGRESS || v->status >= HRP_NSTATUS)
         return false;
     size_t rest = offsetof(struct hrp_peer_verbs, ethernet);
-    if (v->service_level > 15 || v->reserved != 0)
+    if (v->service_level > 15 || v->rdmacm > 1 || (v->status != HRP_OK && v->rdmacm != 0))
         return false;
     if (v->status != HRP_OK)
         return all_zero((const char *)v + rest, sizeof(*v) - rest);
@@ -209,6 +210,9 @@ static bool body_ok(const struct hrp_peer_msg *m)
     case HRP_PEER_VERBS_CLOSE:
         return m->body.ready.nonce != 0 && m->body.ready.reserved == 0 &&
                (m->body.ready.status == HRP_OK || m->body.ready.status == HRP_RESOURCE);
+    case HRP_PEER_VERBS_LISTEN:
+        return m->body.listen.nonce != 0 && hrp_addr_check(&m->body.listen.addr) == 0 &&
+               m->body.listen.addr.port != 0;
     case HRP_PEER_VERBS_READY:
         return m->body.ready.nonce != 0 && m->body.ready.status != HRP_IN_PROGRESS &&
                m->body.ready.status < HRP_NSTATUS && m->body.ready.reserved == 0;

@@ -32,8 +32,9 @@
 
 #define HRP_PEER_MAGIC 0x70657268u
 #define HRP_PEER_MAJOR 1u
-#define HRP_PEER_MINOR 2u /* 1: VERBS_*; 2: ASK, TELL, PROBE_* frames */
+#define HRP_PEER_MINOR 3u /* 1: VERBS_*; 2: ASK, TELL, PROBE_* frames; 3: VERBS_LISTEN */
 #define HRP_PEER_MINOR_ASK 2u
+#define HRP_PEER_MINOR_RDMACM 3u
 #define HRP_PEER_NAME 72u        /* node name, NUL-terminated, rest zero */
 #define HRP_PEER_STREAMS_MAX 16u /* of one link */
 
@@ -111,7 +112,8 @@ enum hrp_peer_type {
     HRP_PEER_LEFT = 12,    /* node -> root, after COMMIT: that rank died or left */
     HRP_PEER_GONE = 13,    /* node -> root, after COMMIT: nothing of the comm is left on this node */
     /* How a link is made without sockets; only to a peer of minor version 1 or later. Sent by the one that makes the link,
-       before it dials any stream; whatever is missing on either end, both end up with the same answer. */
+       before it dials any stream; whatever is missing on either end, both end up with the same answer. An OFFER replaces
+       an attempt of the same link that is under way. */
     HRP_PEER_VERBS_OFFER = 14,  /* dialer: what it has, or why not (status, text) */
     HRP_PEER_VERBS_ANSWER = 15, /* the other: what it has, its queue pairs connected, or why not */
     HRP_PEER_VERBS_READY =
@@ -124,7 +126,9 @@ enum hrp_peer_type {
     /* To a peer of minor version 2 or later. */
     HRP_PEER_ASK = 19,  /* hreducectl doctor at the sender wants to know this of the receiver */
     HRP_PEER_TELL = 20, /* the answer, in parts: JSON as text; or status and the sentence */
-    HRP_PEER_NTYPES = 21,
+    /* To a peer of minor version 3 or later: before an ANSWER by RDMA-CM, where its requests go. */
+    HRP_PEER_VERBS_LISTEN = 21,
+    HRP_PEER_NTYPES = 22,
 };
 
 struct hrp_peer_hdr {
@@ -219,7 +223,10 @@ struct hrp_peer_verbs { /* OFFER, ANSWER */
     uint32_t status;
     uint8_t must;                         /* 1: the sender is configured to use nothing but verbs */
     uint8_t service_level, traffic_class; /* of this link: there is one for each such class */
-    uint8_t reserved;
+    /* 0: queue pairs are connected with what stands here. OFFER: 1: by RDMA-CM, if the other can; ANSWER: 1: it can, and
+       its queue pairs wait for requests at the address that LISTEN said. OFFER of a new link, ANSWER, both with HRP_OK:
+       the text says why not RDMA-CM. */
+    uint8_t rdmacm;
     uint64_t
         link; /* 0: a new link; otherwise the nonce that the link was made with, whose path is made anew */
     uint8_t ethernet; /* 1: RoCE, 0: InfiniBand */
@@ -241,6 +248,29 @@ struct hrp_peer_ready { /* READY, DOWN, CLOSE */
     uint32_t status;    /* DOWN: HRP_PEER_LOST */
     uint32_t reserved;
 };
+
+struct hrp_peer_listen {
+    uint64_t nonce;       /* of the attempt */
+    struct hrp_addr addr; /* port: of RDMA_PS_TCP, chosen by the kernel */
+};
+_Static_assert(sizeof(struct hrp_peer_listen) == 32, "layout");
+
+/*
+ * Private data of a connect request by RDMA-CM, one for each queue pair. The nonce ties it to an attempt that the two
+ * daemons agreed on over their control connection, and the queue pairs' numbers must be those told there; any other
+ * request is rejected, with a sentence (printable ASCII, no NUL) as private data.
+ */
+struct hrp_cm_request {
+    uint32_t magic;
+    uint16_t version;
+    uint8_t queue; /* index of the queue pair */
+    uint8_t reserved;
+    uint64_t nonce;
+};
+_Static_assert(sizeof(struct hrp_cm_request) == 16, "layout");
+#define HRP_CM_MAGIC 0x6d637268u
+#define HRP_CM_VERSION 1u
+#define HRP_CM_REJECT_TEXT 144u /* bytes at most: what an InfiniBand reject message has room for is 148 */
 
 struct hrp_peer_ask {
     uint64_t token; /* not 0 */
@@ -269,6 +299,7 @@ struct hrp_peer_msg {
         struct hrp_peer_comm comm;
         struct hrp_peer_verbs verbs;
         struct hrp_peer_ready ready;
+        struct hrp_peer_listen listen;
         struct hrp_peer_ask ask;
         struct hrp_peer_tell tell;
     } body;

@@ -131,6 +131,9 @@ static void print_flaps(const json_t *port)
            ctl_int(port, "links_interrupted"));
     single("hreduce_links_mended_total", "counter", "Times that such a link got a new path and went on.",
            ctl_int(port, "links_mended"));
+    single("hreduce_rdmacm_rejected_total", "counter",
+           "Connect requests by RDMA-CM that no control connection knew of.",
+           ctl_int(port, "rdmacm_rejected"));
 }
 
 /* A gauge of every living communicator; NULL values (no operation so far, none in progress) are left out. */

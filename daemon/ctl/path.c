@@ -23,9 +23,11 @@ static void print_stage(const json_t *s)
     print_line(ctl_str(s, "stage", "?"), ctl_str(s, "used", "?"));
     json_array_foreach(peers, i, p)
     {
-        print_line("", ctl_format("node %" PRId64 " %s: %s, %" PRId64 " streams, %s", ctl_int(p, "node"),
-                                  ctl_str(p, "name", "?"), ctl_str(p, "transport", "?"),
-                                  ctl_int(p, "streams"), ctl_str(p, "address", "")));
+        const char *setup = ctl_str(p, "setup", "");
+        print_line("",
+                   ctl_format("node %" PRId64 " %s: %s, %" PRId64 " streams, %s%s%s", ctl_int(p, "node"),
+                              ctl_str(p, "name", "?"), ctl_str(p, "transport", "?"), ctl_int(p, "streams"),
+                              ctl_str(p, "address", ""), setup[0] ? ", connected by " : "", setup));
     }
     if (json_object_get(s, "why"))
         print_line("    because", ctl_str(s, "why", ""));

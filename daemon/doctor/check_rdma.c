@@ -62,28 +62,13 @@ void hrd_check_modules(const struct hrd_machine *m, struct hrd_finding *f)
 
 void hrd_check_rdma_device(const struct hrd_machine *m, struct hrd_finding *f)
 {
-    struct hrd_verbs_want want = {.port = m->cfg->verbs_port,
-                                  .gid_index = m->cfg->verbs_gid_index,
-                                  .pkey = m->cfg->verbs_pkey,
-                                  .sl = m->cfg->verbs_service_level,
-                                  .tc = m->cfg->verbs_traffic_class,
-                                  .mtu = m->cfg->verbs_mtu,
-                                  .timeout = m->cfg->verbs_timeout,
-                                  .retry = m->cfg->verbs_retry,
-                                  .queues = m->cfg->verbs_queue_pairs};
     struct hrd_verbs_device dev;
-    struct hrd_net net;
-    char why[512] = "", pci[HRD_MACHINE_NAME], netif[IFNAMSIZ];
+    char why[512] = "", pci[HRD_MACHINE_NAME];
     if (!hrd_wants_rdma(m)) {
         hrd_find(f, HRD_SKIP, NULL, NULL, "transport = tcp in hreduced.conf");
         return;
     }
-    snprintf(want.device, sizeof(want.device), "%s", m->cfg->verbs_device);
-    if (hrd_machine_own(m, &net, netif, sizeof(netif)) && !net.local_only) {
-        want.addr = net.own;
-        want.naddrs = net.nown;
-    }
-    if (m->verbs && hrd_verbs_choose(m->verbs, &want, &dev, why, sizeof(why)) == 0) {
+    if (hrd_machine_rdma(m, &dev, why, sizeof(why))) {
         hrd_find(f, dev.note[0] ? HRD_WARN : HRD_PASS,
                  "the daemon uses the device, but not as well as it could",
                  "Follow the note; see the verbs_ keys in hreduced.conf(5).", "%s%s%s", dev.text,
@@ -100,7 +85,7 @@ void hrd_check_rdma_device(const struct hrd_machine *m, struct hrd_finding *f)
              "Put right what the evidence names, and see the other rdma checks. Where tcp is what you want, "
              "set transport "
              "= tcp.",
-             "%s", m->verbs ? why : m->verbs_why);
+             "%s", why);
 }
 
 void hrd_check_rdma_access(const struct hrd_machine *m, struct hrd_finding *f)
@@ -137,6 +122,41 @@ void hrd_check_rdma_access(const struct hrd_machine *m, struct hrd_finding *f)
         }
     if (f->evidence[0] == 0)
         hrd_find(f, HRD_SKIP, NULL, NULL, "the kernel lists no device file; see rdma-modules");
+}
+
+void hrd_check_rdma_cm(const struct hrd_machine *m, struct hrd_finding *f)
+{
+    static const char
+        file[] = "/dev/infiniband/rdma_cm",
+        cause[] = "queue pairs are connected without RDMA-CM, so without what the subnet manager and the "
+                  "kernel know of the path";
+    struct hrd_nic nic[HRD_MAX_NICS];
+    char why[256];
+    unsigned n;
+    if (!devices(m, f, nic, &n))
+        return;
+    if (m->cfg->verbs_setup == HRD_SETUP_EXCHANGE) {
+        hrd_find(f, HRD_SKIP, NULL, NULL, "verbs_setup = exchange in hreduced.conf");
+        return;
+    }
+    enum hrd_verdict missing = m->cfg->verbs_setup == HRD_SETUP_RDMACM ? bad(m) : HRD_WARN;
+    int err = hrd_machine_access(m, file);
+    if (m->verbs && m->verbs->rdmacm && !m->verbs->rdmacm(why, sizeof(why)))
+        hrd_find(f, missing, cause, "Install librdmacm1, or set verbs_setup = exchange.", "%s", why);
+    else if (err == ENOENT)
+        hrd_find(
+            f, missing, cause,
+            "modprobe rdma_ucm, and write its name to /etc/modules-load.d/rdma.conf; give a container the "
+            "directory /dev/infiniband. Or set verbs_setup = exchange.",
+            "%s does not exist", file);
+    else if (err)
+        hrd_find(
+            f, missing, cause,
+            "Check the mode of the file (0666 by rdma-core's udev rules) and DeviceAllow= in the unit of "
+            "hreduced.",
+            "%s cannot be opened by user %u: %s", file, (unsigned)m->uid, strerror(err));
+    else
+        hrd_find(f, HRD_PASS, NULL, NULL, "%s can be opened", file);
 }
 
 static bool is_ethernet(const struct hrd_machine *m, const struct hrd_nic *nic, unsigned port)
@@ -225,12 +245,13 @@ void hrd_check_rdma_rate(const struct hrd_machine *m, struct hrd_finding *f)
         return;
     for (unsigned i = 0; i < n; i++) {
         const char *who = nic[i].name;
-        if (!port_state(m, &nic[i], 1, state, sizeof(state)) || strcmp(state, "ACTIVE") != 0 ||
-            !hrd_machine_text(m, rate, sizeof(rate), "%s/ports/1/rate", nic[i].base))
+        unsigned port = hrd_machine_port(m, &nic[i]);
+        if (!port_state(m, &nic[i], port, state, sizeof(state)) || strcmp(state, "ACTIVE") != 0 ||
+            !hrd_machine_text(m, rate, sizeof(rate), "%s/ports/%u/rate", nic[i].base, port))
             continue;
         const char *width = strchr(rate, '(');
         bool narrow = width && (strncmp(width, "(1X", 3) == 0 || strncmp(width, "(2X", 3) == 0) &&
-                      !is_ethernet(m, &nic[i], 1);
+                      !is_ethernet(m, &nic[i], port);
         unsigned best = 0, most = 0;
         if (hrd_machine_text(m, board, sizeof(board), "%s/board_id", nic[i].base))
             best = best_of_board(m, nic, n, board, &who);
@@ -260,14 +281,15 @@ static int look_for_gid(const struct hrd_machine *m, const struct hrd_nic *nic, 
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     char text[64], type[32];
     uint8_t gid[16];
+    unsigned port = hrd_machine_port(m, nic);
     int found = 0;
     for (unsigned i = 0; i < MAX_GIDS; i++) {
-        if (!hrd_machine_text(m, text, sizeof(text), "%s/ports/1/gids/%u", nic->base, i)) {
+        if (!hrd_machine_text(m, text, sizeof(text), "%s/ports/%u/gids/%u", nic->base, port, i)) {
             if (errno == ENOENT)
                 break;
             continue;
         }
-        if (!hrd_machine_text(m, type, sizeof(type), "%s/ports/1/gid_attrs/types/%u", nic->base, i) ||
+        if (!hrd_machine_text(m, type, sizeof(type), "%s/ports/%u/gid_attrs/types/%u", nic->base, port, i) ||
             strcmp(type, "RoCE v2") != 0 || inet_pton(AF_INET6, text, gid) != 1 ||
             (gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80))
             continue;
@@ -298,7 +320,7 @@ void hrd_check_rdma_gid(const struct hrd_machine *m, struct hrd_finding *f)
     bool own = hrd_machine_own(m, &net, netif, sizeof(netif)) && !net.local_only;
     for (unsigned i = 0; i < n; i++) {
         unsigned index = 0;
-        if (!is_ethernet(m, &nic[i], 1))
+        if (!is_ethernet(m, &nic[i], hrd_machine_port(m, &nic[i])))
             continue;
         roce++;
         int found = look_for_gid(m, &nic[i], own ? &net : NULL, &index);
@@ -335,7 +357,8 @@ void hrd_check_rdma_mtu(const struct hrd_machine *m, struct hrd_finding *f)
         return;
     for (unsigned i = 0; i < n; i++) {
         snprintf(dir, sizeof(dir), "%s/device/net", nic[i].base);
-        if (!is_ethernet(m, &nic[i], 1) || hrd_machine_list(m, dir, netdevs, 1) == 0)
+        if (!is_ethernet(m, &nic[i], hrd_machine_port(m, &nic[i])) ||
+            hrd_machine_list(m, dir, netdevs, 1) == 0)
             continue;
         long mtu = hrd_machine_number(m, -1, "%s/%s/mtu", dir, netdevs[0]);
         if (mtu < 0)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/doctor/doctor.h"
+#include "daemon/verbs/device.h"
 
 #define MAX_PCI 512
 
@@ -63,6 +64,42 @@ bool hrd_machine_own(const struct hrd_machine *m, struct hrd_net *net, char *net
         return false;
     snprintf(netif, len, "%s", hrd_netif_name_of(m->ifs, m->nifs, &net->own[0]));
     return netif[0] != 0;
+}
+
+bool hrd_machine_rdma(const struct hrd_machine *m, struct hrd_verbs_device *dev, char *why, size_t len)
+{
+    const struct hrd_config *c = m->cfg;
+    struct hrd_verbs_want want = {.port = c->verbs_port,
+                                  .gid_index = c->verbs_gid_index,
+                                  .pkey = c->verbs_pkey,
+                                  .sl = c->verbs_service_level,
+                                  .tc = c->verbs_traffic_class,
+                                  .mtu = c->verbs_mtu,
+                                  .timeout = c->verbs_timeout,
+                                  .retry = c->verbs_retry,
+                                  .queues = c->verbs_queue_pairs};
+    struct hrd_net net;
+    char netif[IFNAMSIZ];
+    snprintf(want.device, sizeof(want.device), "%s", c->verbs_device);
+    if (hrd_machine_own(m, &net, netif, sizeof(netif)) && !net.local_only) {
+        want.addr = net.own;
+        want.naddrs = net.nown;
+    }
+    if (!m->verbs)
+        snprintf(why, len, "%s", m->verbs_why);
+    return m->verbs && hrd_verbs_choose(m->verbs, &want, dev, why, len) == 0;
+}
+
+unsigned hrd_machine_port(const struct hrd_machine *m, const struct hrd_nic *nic)
+{
+    char state[64];
+    if (m->cfg->verbs_port != HRD_VERBS_AUTO)
+        return m->cfg->verbs_port;
+    for (unsigned port = 1; hrd_machine_text(m, state, sizeof(state), "%s/ports/%u/state", nic->base, port);
+         port++)
+        if (strstr(state, "ACTIVE"))
+            return port;
+    return 1;
 }
 
 /* "100 Gb/sec (4X EDR)" */

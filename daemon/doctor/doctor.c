@@ -23,6 +23,7 @@ const struct hrd_check hrd_checks[] = {
     {"rdma-modules", "rdma", hrd_check_modules, false},
     {"rdma-device", "rdma", hrd_check_rdma_device, false},
     {"rdma-access", "rdma", hrd_check_rdma_access, false},
+    {"rdma-cm", "rdma", hrd_check_rdma_cm, false},
     {"rdma-port", "rdma", hrd_check_rdma_port, false},
     {"rdma-rate", "rdma", hrd_check_rdma_rate, false},
     {"rdma-gid", "rdma", hrd_check_rdma_gid, false},

@@ -17,6 +17,7 @@
 #include "daemon/netif.h"
 
 struct hrd_verbs;
+struct hrd_verbs_device;
 
 #define HRD_MACHINE_NAME 64 /* of a file in a listing */
 
@@ -81,6 +82,10 @@ struct hrd_nic {
 #define HRD_MAX_NICS 32
 /* RDMA devices that the configuration allows, and the interface of the own address. */
 unsigned hrd_machine_nics(const struct hrd_machine *m, struct hrd_nic *out);
+/* The device and port that links would take now; false with a sentence. Opens devices. */
+bool hrd_machine_rdma(const struct hrd_machine *m, struct hrd_verbs_device *dev, char *why, size_t len);
+/* The port of an RDMA device that counts: the configured one, or the first that is ACTIVE, or 1. */
+unsigned hrd_machine_port(const struct hrd_machine *m, const struct hrd_nic *nic);
 /* PCI addresses of NVIDIA's GPUs. */
 unsigned hrd_machine_gpus(const struct hrd_machine *m, char (*out)[HRD_MACHINE_NAME], unsigned max);
 /* The configuration may use verbs; it accepts nothing else. */
@@ -125,6 +130,7 @@ void hrd_check_governor(const struct hrd_machine *m, struct hrd_finding *f);
 void hrd_check_clock(const struct hrd_machine *m, struct hrd_finding *f);
 void hrd_check_rdma_device(const struct hrd_machine *m, struct hrd_finding *f);
 void hrd_check_rdma_access(const struct hrd_machine *m, struct hrd_finding *f);
+void hrd_check_rdma_cm(const struct hrd_machine *m, struct hrd_finding *f);
 void hrd_check_rdma_port(const struct hrd_machine *m, struct hrd_finding *f);
 void hrd_check_rdma_rate(const struct hrd_machine *m, struct hrd_finding *f);
 void hrd_check_rdma_gid(const struct hrd_machine *m, struct hrd_finding *f);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/config_table.h"
+#include "daemon/verbs/device.h"
 #include "daemon/version.h"
 #include "proto/peer.h"
 
@@ -59,22 +60,28 @@ static json_t *net_json(const struct hrd_machine *m)
     return o;
 }
 
+/* Of the device that links take; where none can be taken, of the first. */
 static json_t *rdma_json(const struct hrd_machine *m)
 {
     struct hrd_nic nic[HRD_MAX_NICS];
-    unsigned n = hrd_machine_nics(m, nic);
+    struct hrd_verbs_device dev;
+    char why[512], file[64];
+    unsigned n = hrd_machine_nics(m, nic), at = 0;
+    bool used = hrd_wants_rdma(m) && hrd_machine_rdma(m, &dev, why, sizeof(why));
     json_t *o = json_object();
-    for (unsigned i = 0; i < n; i++) {
-        if (!nic[i].rdma)
-            continue;
-        json_object_set_new(o, "device", json_string(nic[i].name));
-        json_object_set_new(o, "bytes_per_s", json_integer((json_int_t)nic[i].mbit * 125000));
-        set_text(o, "rate", m, nic[i].base, "ports/1/rate");
-        set_text(o, "link_layer", m, nic[i].base, "ports/1/link_layer");
-        set_text(o, "firmware", m, nic[i].base, "fw_ver");
-        set_text(o, "board", m, nic[i].base, "board_id");
-        break; /* one device is in use; which, the check rdma-device says */
-    }
+    while (at < n && !(nic[at].rdma && (!used || strcmp(nic[at].name, dev.name) == 0)))
+        at++;
+    if (at == n)
+        return o;
+    unsigned port = used ? dev.port : hrd_machine_port(m, &nic[at]);
+    json_object_set_new(o, "device", json_string(nic[at].name));
+    json_object_set_new(o, "bytes_per_s", json_integer((json_int_t)nic[at].mbit * 125000));
+    snprintf(file, sizeof(file), "ports/%u/rate", port);
+    set_text(o, "rate", m, nic[at].base, file);
+    snprintf(file, sizeof(file), "ports/%u/link_layer", port);
+    set_text(o, "link_layer", m, nic[at].base, file);
+    set_text(o, "firmware", m, nic[at].base, "fw_ver");
+    set_text(o, "board", m, nic[at].base, "board_id");
     return o;
 }
 

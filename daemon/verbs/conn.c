@@ -281,26 +281,45 @@ static int nothing_lost(const struct hrd_verbs_conn *c, char *why, size_t len)
     return 0;
 }
 
-static int connect_queue(struct hrd_verbs_conn *c, unsigned i, char *why, size_t len)
+/* By what the two ends told each other. */
+static struct hrd_verbs_route told_route(const struct hrd_verbs_conn *c, unsigned i)
 {
     const struct hrd_verbs_device *d = &c->dev;
     const struct hrd_verbs_end *r = &c->remote;
     bool global = d->global || r->global;
-    char at[64];
-    struct ibv_qp_attr rtr = {
-        .qp_state = IBV_QPS_RTR,
-        .path_mtu = r->mtu < (uint8_t)d->mtu ? (enum ibv_mtu)r->mtu : d->mtu,
-        .dest_qp_num = r->qpn[i],
+    struct hrd_verbs_route route = {
+        .ah = {.dlid = r->lid, .sl = d->sl, .port_num = d->port, .is_global = global},
+        .mtu = d->mtu,
+        .dest_qpn = r->qpn[i],
         .rq_psn = r->psn[i],
-        .max_dest_rd_atomic = 1,
-        .min_rnr_timer = 12,
-        .ah_attr = {.dlid = r->lid, .sl = d->sl, .port_num = d->port, .is_global = global}};
+        .sq_psn = c->local.psn[i],
+        .pkey_index = d->pkey_index};
     if (global)
-        rtr.ah_attr.grh = (struct ibv_global_route){
+        route.ah.grh = (struct ibv_global_route){
             .dgid = r->gid, .sgid_index = d->gid_index, .hop_limit = 64, .traffic_class = d->tc};
-    int err = d->v->modify_qp(c->q[i].qp, &rtr,
-                              IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    return route;
+}
+
+int hrd_verbs_conn_queue(struct hrd_verbs_conn *c, unsigned i, const struct hrd_verbs_route *route, char *why,
+                         size_t len)
+{
+    const struct hrd_verbs_device *d = &c->dev;
+    const struct hrd_verbs_end *r = &c->remote;
+    enum ibv_mtu mtu = route->mtu < d->mtu ? route->mtu : d->mtu;
+    char at[64];
+    struct ibv_qp_attr rtr = {.qp_state = IBV_QPS_RTR,
+                              .path_mtu = r->mtu < (uint8_t)mtu ? (enum ibv_mtu)r->mtu : mtu,
+                              .dest_qp_num = route->dest_qpn,
+                              .rq_psn = route->rq_psn,
+                              .max_dest_rd_atomic = 1,
+                              .min_rnr_timer = 12,
+                              .pkey_index = route->pkey_index,
+                              .ah_attr = route->ah};
+    int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+               IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+    if (route->pkey_index != d->pkey_index)
+        mask |= IBV_QP_PKEY_INDEX;
+    int err = d->v->modify_qp(c->q[i].qp, &rtr, mask);
     if (err) {
         snprintf(why, len, "no path from %s to %s (LID %u): %s", d->text,
                  hrd_verbs_gid_text(&r->gid, at, sizeof(at)), r->lid, strerror(err));
@@ -311,7 +330,7 @@ static int connect_queue(struct hrd_verbs_conn *c, unsigned i, char *why, size_t
                               .timeout = d->timeout,
                               .retry_cnt = d->retry,
                               .rnr_retry = 3,
-                              .sq_psn = c->local.psn[i],
+                              .sq_psn = route->sq_psn,
                               .max_rd_atomic = 1};
     err = d->v->modify_qp(c->q[i].qp, &rts,
                           IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
@@ -336,19 +355,31 @@ static int send_hello(struct hrd_verbs_conn *c, unsigned i, char *why, size_t le
     return err ? failed(c, "a send request", err, why, len) : 0;
 }
 
-int hrd_verbs_conn_connect(struct hrd_verbs_conn *c, const struct hrd_verbs_end *remote, bool first,
-                           char *why, size_t len)
+int hrd_verbs_conn_meet(struct hrd_verbs_conn *c, const struct hrd_verbs_end *remote, char *why, size_t len)
 {
     c->remote = *remote;
     int err = compatible(c, remote, why, len);
-    if (!err)
-        err = nothing_lost(c, why, len);
-    for (unsigned i = 0; i < c->n && !err; i++)
-        err = connect_queue(c, i, why, len);
+    return err ? err : nothing_lost(c, why, len);
+}
+
+int hrd_verbs_conn_begin(struct hrd_verbs_conn *c, bool first, char *why, size_t len)
+{
+    int err = 0;
     for (unsigned i = 0; i < c->n && !err && first; i++)
         err = send_hello(c, i, why, len);
     c->first = first;
     return err;
+}
+
+int hrd_verbs_conn_connect(struct hrd_verbs_conn *c, const struct hrd_verbs_end *remote, bool first,
+                           char *why, size_t len)
+{
+    int err = hrd_verbs_conn_meet(c, remote, why, len);
+    for (unsigned i = 0; i < c->n && !err; i++) {
+        struct hrd_verbs_route route = told_route(c, i);
+        err = hrd_verbs_conn_queue(c, i, &route, why, len);
+    }
+    return err ? err : hrd_verbs_conn_begin(c, first, why, len);
 }
 
 /* ---- probe ------------------------------------------------------------------------------------------------------ */

@@ -3,7 +3,7 @@
  * The objects of one verbs link and their set-up. Made on the control thread, in steps that never wait for the peer:
  *
  *   new       device opened, memory registered, queue pairs made and receive buffers posted; local parameters known
- *   connect   with the peer's parameters: queue pairs to RTS, one message as large as any on each
+ *   connect   with the peer's parameters, or by RDMA-CM: queue pairs to RTS, one message as large as any on each
  *   probe     until the peer's has come and ours is acknowledged on every queue pair: the path works both ways
  *
  * then handed to the agent, whose link (transport_verbs.c) takes all of it over. Each link has its own device context,
@@ -78,6 +78,14 @@ struct hrd_verbs_end {
     uint64_t got[HRD_VERBS_QUEUES_MAX]; /* messages (not CREDIT) that had arrived since the link was made */
 };
 
+/* How one queue pair reaches its counterpart: by what the two ends told each other, or by RDMA-CM (cm.h). */
+struct hrd_verbs_route {
+    struct ibv_ah_attr ah;
+    enum ibv_mtu mtu;
+    uint32_t dest_qpn, rq_psn, sq_psn;
+    uint16_t pkey_index;
+};
+
 struct hrd_verbs_queue {
     struct ibv_qp *qp;
     char *rx, *tx; /* buffers: POSTED, and DEPTH and one for HELLO */
@@ -119,8 +127,20 @@ int hrd_verbs_conn_renew(struct hrd_verbs_conn *c, const struct hrd_verbs_device
                          char *why, size_t len);
 /* Gives up queue pairs that the peer has no counterpart for; before connect. */
 void hrd_verbs_conn_trim(struct hrd_verbs_conn *c, unsigned queues);
-/* 0, or negative errno with a sentence; -EBADMSG: the link cannot go on, whatever the path. first: this end speaks first; the other waits for it, because before it is known
-   to be connected nothing may be sent to it. */
+/*
+ * connect is these three, with the routes that the ends told each other:
+ *
+ *   meet     the peer's parameters: whether the two go together. -EBADMSG: the link cannot go on, whatever the path.
+ *   queue    one queue pair to RTS
+ *   begin    all are; first: this end speaks first. The other waits for it, because before it is known to be connected
+ *            nothing may be sent to it.
+ *
+ * Each 0, or negative errno with a sentence.
+ */
+int hrd_verbs_conn_meet(struct hrd_verbs_conn *c, const struct hrd_verbs_end *remote, char *why, size_t len);
+int hrd_verbs_conn_queue(struct hrd_verbs_conn *c, unsigned i, const struct hrd_verbs_route *route, char *why,
+                         size_t len);
+int hrd_verbs_conn_begin(struct hrd_verbs_conn *c, bool first, char *why, size_t len);
 int hrd_verbs_conn_connect(struct hrd_verbs_conn *c, const struct hrd_verbs_end *remote, bool first,
                            char *why, size_t len);
 /* 1: the path works; 0: not yet, ask again; negative with a sentence. After 1 it must not be called again. */

@@ -218,11 +218,22 @@ static int set_mtu(struct search *s, const struct ibv_port_attr *p, struct hrd_v
     return 0;
 }
 
+void hrd_verbs_describe(struct hrd_verbs_device *d)
+{
+    char at[64] = "";
+    if (d->ethernet)
+        snprintf(d->text, sizeof(d->text), "%s port %u, %s, GID %u (%s), MTU %u", d->name, d->port,
+                 type_name(d->gid_type), d->gid_index, hrd_verbs_gid_text(&d->gid, at, sizeof(at)),
+                 hrd_verbs_mtu_bytes(d->mtu));
+    else
+        snprintf(d->text, sizeof(d->text), "%s port %u, InfiniBand, LID %u, pkey 0x%04x, MTU %u", d->name,
+                 d->port, d->lid, d->pkey, hrd_verbs_mtu_bytes(d->mtu));
+}
+
 static int look_at_gid(struct search *s, struct ibv_context *ctx, const struct ibv_port_attr *p,
                        struct hrd_verbs_device *d, int *score)
 {
     struct ibv_gid_entry e = {0};
-    char at[64] = "";
     bool asked = s->want->gid_index != HRD_VERBS_AUTO;
     if (asked && asked_gid(s, ctx, d->port, d->name, p->gid_tbl_len, &e))
         return -1;
@@ -252,13 +263,8 @@ static int look_at_gid(struct search *s, struct ibv_context *ctx, const struct i
     }
     d->gid = e.gid;
     d->gid_index = (uint8_t)e.gid_index;
-    if (d->ethernet)
-        snprintf(d->text, sizeof(d->text), "%s port %u, %s, GID %u (%s), MTU %u", d->name, d->port,
-                 type_name(e.gid_type), d->gid_index, hrd_verbs_gid_text(&d->gid, at, sizeof(at)),
-                 hrd_verbs_mtu_bytes(d->mtu));
-    else
-        snprintf(d->text, sizeof(d->text), "%s port %u, InfiniBand, LID %u, pkey 0x%04x, MTU %u", d->name,
-                 d->port, d->lid, d->pkey, hrd_verbs_mtu_bytes(d->mtu));
+    d->gid_type = e.gid_type;
+    hrd_verbs_describe(d);
     return 0;
 }
 
@@ -277,6 +283,8 @@ static void look_at_port(struct search *s, struct ibv_context *ctx, const char *
         return;
     }
     struct hrd_verbs_device d = {.v = s->v,
+                                 .gid_asked = w->gid_index != HRD_VERBS_AUTO,
+                                 .pkey_asked = w->pkey != HRD_VERBS_AUTO,
                                  .port = port,
                                  .ethernet = p.link_layer == IBV_LINK_LAYER_ETHERNET,
                                  .lid = p.lid,

@@ -42,7 +42,9 @@ struct hrd_verbs_device {
     bool ethernet; /* link layer: RoCE */
     union ibv_gid gid;
     uint8_t gid_index;
-    bool global; /* the path uses the GID (always on RoCE) */
+    uint32_t gid_type;          /* enum ibv_gid_type */
+    bool global;                /* the path uses the GID (always on RoCE) */
+    bool gid_asked, pkey_asked; /* the configuration names them */
     uint16_t lid;
     uint16_t pkey_index, pkey;
     enum ibv_mtu mtu;
@@ -61,6 +63,8 @@ int hrd_verbs_choose(const struct hrd_verbs *v, const struct hrd_verbs_want *wan
                      struct hrd_verbs_device *out, char *why, size_t len);
 /* The open device by its name, for one link. NULL with a sentence. */
 struct ibv_context *hrd_verbs_open(const struct hrd_verbs *v, const char *name, char *why, size_t len);
+/* Fills text by the other members. */
+void hrd_verbs_describe(struct hrd_verbs_device *d);
 /* A GID as an address: "10.0.0.1", "fd00::1". Returns buf. */
 const char *hrd_verbs_gid_text(const union ibv_gid *gid, char *buf, size_t len);
 

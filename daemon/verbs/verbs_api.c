@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "daemon/verbs/verbs_api.h"
+#include "daemon/verbs/rdmacm_api.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -215,6 +215,7 @@ static struct hrd_verbs real = {
     .post_send = real_post_send,
     .post_recv = real_post_recv,
     .next_async_event = real_next_async_event,
+    .rdmacm = hrd_rdmacm_load,
 };
 
 /* Calls whose answers are fine as they are. */

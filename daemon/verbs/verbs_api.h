@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct hrd_rdmacm; /* rdmacm_api.h */
+
 struct hrd_verbs {
     const char *name; /* "libibverbs.so.1", for sentences */
 
@@ -59,6 +61,9 @@ struct hrd_verbs {
     /* Takes one asynchronous event, the descriptor of which is non-blocking, and acknowledges it. EAGAIN: there is none.
        Only the type is kept: objects it may name belong to the caller's context. */
     int (*next_async_event)(struct ibv_context *ctx, struct ibv_async_event *ev);
+
+    /* RDMA-CM, which not every node has: NULL with a sentence. NULL slot: this one has none. */
+    const struct hrd_rdmacm *(*rdmacm)(char *why, size_t len);
 };
 
 /* The real one, loaded once and kept; NULL with a sentence that says what to install. Any thread but not two at once. */

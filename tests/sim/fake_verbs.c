@@ -15,6 +15,8 @@
 
 #include <cmocka.h>
 
+#include "tests/sim/fake_cm.h"
+
 #define EVENTS 64
 #define HELD 4096
 #define RECVS 512
@@ -685,6 +687,7 @@ static const struct hrd_verbs table = {
     .post_send = f_post_send,
     .post_recv = f_post_recv,
     .next_async_event = f_next_async,
+    .rdmacm = fake_cm_load,
 };
 
 const struct hrd_verbs *fake_verbs(void)

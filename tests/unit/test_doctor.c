@@ -15,6 +15,8 @@
 #include <cmocka.h>
 
 #include "daemon/doctor/doctor.h"
+#include "daemon/doctor/facts.h"
+#include "tests/sim/fake_cm.h"
 #include "tests/sim/fake_verbs.h"
 
 static char root[256];
@@ -474,6 +476,50 @@ static void test_access(void **state)
     expect("rdma-access", HRD_WARN, "does not exist");
 }
 
+static void test_cm(void **state)
+{
+    (void)state;
+    char path[512];
+    fake_cm_on(true);
+    expect("rdma-cm", HRD_SKIP, "no RDMA device");
+    rdma_nic("InfiniBand");
+    expect("rdma-cm", HRD_WARN, "/dev/infiniband/rdma_cm does not exist");
+    expect_remedy("modprobe rdma_ucm");
+    put("/dev/infiniband/rdma_cm", "");
+    snprintf(path, sizeof(path), "%s/dev/infiniband/rdma_cm", root);
+    chmod(path, 0666);
+    expect("rdma-cm", HRD_PASS, "/dev/infiniband/rdma_cm can be opened");
+    chmod(path, 0600);
+    expect("rdma-cm", HRD_WARN, "cannot be opened by user 999: Permission denied");
+    set("verbs_setup", "rdmacm");
+    set("transport", "verbs");
+    expect("rdma-cm", HRD_FAIL, "cannot be opened");
+    fake_cm_on(false);
+    expect("rdma-cm", HRD_FAIL, "librdmacm.so.1 cannot be loaded");
+    expect_remedy("librdmacm1");
+    set("verbs_setup", "exchange");
+    expect("rdma-cm", HRD_SKIP, "verbs_setup = exchange");
+}
+
+/* What is compared with other nodes is the device that is used, not the first one. */
+static void test_facts_of_rdma(void **state)
+{
+    (void)state;
+    rdma_nic("InfiniBand"); /* mlx5_0, which cannot be opened */
+    put("/sys/class/infiniband/a0/ports/1/rate", "10 Gb/sec (1X)");
+    put("/sys/class/infiniband/fake0/ports/1/rate", "25 Gb/sec (1X EDR)");
+    put("/sys/class/infiniband/fake0/ports/1/link_layer", "Ethernet");
+    json_t *facts = hrd_doctor_facts(&m), *rdma = json_object_get(facts, "rdma");
+    assert_string_equal(json_string_value(json_object_get(rdma, "device")), "a0"); /* there is none to use */
+    json_decref(facts);
+    fake_verbs_plain();
+    facts = hrd_doctor_facts(&m);
+    rdma = json_object_get(facts, "rdma");
+    assert_string_equal(json_string_value(json_object_get(rdma, "device")), "fake0");
+    assert_string_equal(json_string_value(json_object_get(rdma, "rate")), "25 Gb/sec (1X EDR)");
+    json_decref(facts);
+}
+
 static void test_port(void **state)
 {
     (void)state;
@@ -516,6 +562,14 @@ static void test_rate(void **state)
     expect("rdma-rate", HRD_PASS, "40 Gb/sec");
     max_mbit = 200000;
     expect("rdma-rate", HRD_WARN, "and can do 200 Gbit/s");
+    /* The port that is in use. */
+    max_mbit = 0;
+    put("/sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN");
+    expect("rdma-rate", HRD_SKIP, "no port is active");
+    put("/sys/class/infiniband/mlx5_0/ports/2/state", "4: ACTIVE");
+    put("/sys/class/infiniband/mlx5_0/ports/2/rate", "50 Gb/sec (2X EDR)");
+    put("/sys/class/infiniband/mlx5_0/ports/2/link_layer", "InfiniBand");
+    expect("rdma-rate", HRD_WARN, "mlx5_0 runs at 50 Gb/sec (2X EDR)");
 }
 
 static void test_gid(void **state)
@@ -531,6 +585,11 @@ static void test_gid(void **state)
     expect("rdma-gid", HRD_WARN, "no RoCE v2 entry but link-local ones");
     set("transport", "verbs");
     expect("rdma-gid", HRD_FAIL, "no device has the entry");
+    set("verbs_port", "2");
+    put("/sys/class/infiniband/mlx5_0/ports/2/link_layer", "Ethernet");
+    put("/sys/class/infiniband/mlx5_0/ports/2/gids/0", "0000:0000:0000:0000:0000:ffff:0a00:0001");
+    put("/sys/class/infiniband/mlx5_0/ports/2/gid_attrs/types/0", "RoCE v2");
+    expect("rdma-gid", HRD_PASS, "GID 0 of mlx5_0 is RoCE v2 and this node's address");
 }
 
 static void test_rdma_mtu(void **state)
@@ -744,16 +803,22 @@ static void test_every_check_was_both(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_kernel),       TEST(test_clock),       TEST(test_governor),
-        TEST(test_memlock),      TEST(test_open_files),  TEST(test_map_count),
-        TEST(test_memory_limit), TEST(test_huge_pages),  TEST(test_address),
-        TEST(test_link_speed),   TEST(test_arp),         TEST(test_tcp_buffers),
-        TEST(test_modules),      TEST(test_device),      TEST(test_access),
-        TEST(test_port),         TEST(test_rate),        TEST(test_gid),
-        TEST(test_rdma_mtu),     TEST(test_rdma_cgroup), TEST(test_pcie_link),
-        TEST(test_numa),         TEST(test_acs),         TEST(test_iommu),
-        TEST(test_gpu_driver),   TEST(test_gpu_direct),  TEST(test_lists),
-        TEST(test_report),       TEST(test_here),        TEST(test_every_check_was_both),
+        TEST(test_kernel),        TEST(test_clock),
+        TEST(test_governor),      TEST(test_memlock),
+        TEST(test_open_files),    TEST(test_map_count),
+        TEST(test_memory_limit),  TEST(test_huge_pages),
+        TEST(test_address),       TEST(test_link_speed),
+        TEST(test_arp),           TEST(test_tcp_buffers),
+        TEST(test_modules),       TEST(test_device),
+        TEST(test_access),        TEST(test_port),
+        TEST(test_rate),          TEST(test_gid),
+        TEST(test_rdma_mtu),      TEST(test_rdma_cgroup),
+        TEST(test_pcie_link),     TEST(test_numa),
+        TEST(test_acs),           TEST(test_iommu),
+        TEST(test_gpu_driver),    TEST(test_gpu_direct),
+        TEST(test_lists),         TEST(test_report),
+        TEST(test_here),          TEST(test_cm),
+        TEST(test_facts_of_rdma), TEST(test_every_check_was_both),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -112,6 +112,10 @@ static struct hrp_peer_msg sample(unsigned type)
     case HRP_PEER_VERBS_CLOSE:
         m.body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_RESOURCE};
         break;
+    case HRP_PEER_VERBS_LISTEN:
+        m.body.listen =
+            (struct hrp_peer_listen){.nonce = 9, .addr = {.family = 4, .port = 40000, .ip = {10, 0, 0, 1}}};
+        break;
     case HRP_PEER_VERBS_DOWN:
         m.body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_PEER_LOST};
         m.text = "RETRY_EXC_ERR";
@@ -327,7 +331,11 @@ static void test_verbs_fields(void **state)
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.queues = 1);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.queues = 3);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.queues = HRP_PEER_QUEUES_MAX + 1);
-    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.reserved = 1);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.rdmacm = 2);
+    WRONG(HRP_PEER_VERBS_ANSWER, m.body.verbs.rdmacm = 1); /* without queue pairs */
+    WRONG(HRP_PEER_VERBS_LISTEN, m.body.listen.nonce = 0);
+    WRONG(HRP_PEER_VERBS_LISTEN, m.body.listen.addr.port = 0);
+    WRONG(HRP_PEER_VERBS_LISTEN, m.body.listen.addr.family = 5);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.service_level = 16);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.got[0] = 1); /* of a new link */
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.link = 1; m.body.verbs.got[2] = 1);
