@@ -178,6 +178,16 @@ void hrd_agent_comm_leave(struct hrd_agent *a, uint64_t comm, uint32_t rank);
     }
 #define HRD_NTIMES 16u
 
+/* What an op's time on this node is made of, one after the other. */
+enum hrd_stage {
+    HRD_STAGE_POST, /* from the first local rank's descriptor to the last one's */
+    HRD_STAGE_READY, /* until its inputs are there: the job's streams have come to it, copies into windows are over */
+    HRD_STAGE_BEGIN, /* until a GPU has its work; of other work nothing */
+    HRD_STAGE_WORK,  /* until the last of it is known to be over, the exchange with other nodes included */
+    HRD_STAGE_DONE,  /* until all local ranks have the result */
+    HRD_NSTAGES
+};
+
 struct hrd_snapshot_comm {
     uint64_t comm;
     uint32_t nranks, nnodes, node, nlocal;
@@ -191,8 +201,9 @@ struct hrd_snapshot_comm {
     uint64_t op_age_ms;        /* since its first rank's ready */
     uint64_t last_op_age_ms;   /* since the last completion; UINT64_MAX: none yet */
     uint64_t algo_ops[HRP_NALGOS];
-    uint64_t time_us;              /* of completed ops, from the first rank's ready on, in all */
-    uint64_t time_ops[HRD_NTIMES]; /* ops by time */
+    uint64_t time_us;               /* of completed ops, from the first rank's ready on, in all */
+    uint64_t time_ops[HRD_NTIMES];  /* ops by time */
+    uint64_t stage_ns[HRD_NSTAGES]; /* of completed ops, in all */
     uint64_t engine_ops[HRD_NENGINES];
     char engine[16];      /* of the last op whose buffers were in GPU memory; empty: there was none */
     char engine_why[400]; /* why it was that one, and what kept the others from it */

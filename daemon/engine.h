@@ -48,6 +48,7 @@ struct hrd_work {
     void (*done)(struct hrd_work *w, const struct hrd_work_error *error);
     void *owner;
     uint32_t step;
+    uint64_t began_ns; /* by an engine whose work waits for a device: when the device had all of it; else 0 */
     /* the engine's: */
     uint64_t chunk;
     uint64_t next_chunk;

@@ -265,7 +265,16 @@ json_t *hrd_algorithms_json(const struct hrd_snapshot_comm *c)
     return ops;
 }
 
-/* What a job needs to measure an op's cost between the nodes and to know which result is promised. */
+json_t *hrd_stages_json(const struct hrd_snapshot_comm *c)
+{
+    static const char *const stage_name[HRD_NSTAGES] = {"post", "ready", "begin", "work", "done"};
+    json_t *ns = json_object();
+    for (unsigned i = 0; i < HRD_NSTAGES; i++)
+        json_object_set_new(ns, stage_name[i], json_integer((json_int_t)c->stage_ns[i]));
+    return ns;
+}
+
+/* What a job needs to measure an op's cost on its node and between the nodes, and to know which result is promised. */
 static void add_figures(json_t *path, const struct hrd_snapshot_comm *c, const json_t *member)
 {
     static const char *const settings[] = {"reproducible", "wire"};
@@ -274,6 +283,7 @@ static void add_figures(json_t *path, const struct hrd_snapshot_comm *c, const j
     json_object_set_new(path, "rx_bytes", json_integer((json_int_t)c->rx_bytes));
     json_object_set_new(path, "algorithms", hrd_algorithms_json(c));
     json_object_set_new(path, "engines", hrd_engines_json(c));
+    json_object_set_new(path, "stage_ns", hrd_stages_json(c));
     for (unsigned i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
         json_t *v = json_object_get(member, settings[i]);
         if (v)

@@ -103,6 +103,18 @@ static void count_time(struct acomm *c, const struct aop *op)
     c->stat.time_ops[i]++;
 }
 
+static void count_stages(struct acomm *c, struct aop *op)
+{
+    uint64_t at = op->posted_ns;
+    op->ended_ns[HRD_STAGE_DONE] = now_ns();
+    for (unsigned i = 0; i < HRD_NSTAGES; i++) {
+        if (op->ended_ns[i] <= at)
+            continue;
+        c->stat.stage_ns[i] += op->ended_ns[i] - at;
+        at = op->ended_ns[i];
+    }
+}
+
 void hrd_complete_op(struct aop *op)
 {
     struct acomm *c = op->c;
@@ -128,6 +140,7 @@ void hrd_complete_op(struct aop *op)
         else
             hrd_complete_rank(c, &c->local[i], op->op, HRP_OK, HRP_SCOPE_NONE, NULL);
     }
+    count_stages(c, op);
 }
 
 void hrd_complete_error(struct aop *op, uint32_t status, enum hrp_scope scope, const char *text)

@@ -175,7 +175,10 @@ static void deliver(struct arank *r, const struct hrp_desc *d, const struct apos
     }
     op->post[r->index] = *post;
     use_buffers(&op->post[r->index]);
-    op->nposted++;
+    if (++op->nposted == 1)
+        op->posted_ns = now_ns();
+    if (op->nposted == c->nlocal)
+        op->ended_ns[HRD_STAGE_POST] = now_ns();
     /* A stream may be behind hours of the job's work: its rank is ready when the stream says so. */
     if (post->stream) {
         op->post[r->index].waiting = true;

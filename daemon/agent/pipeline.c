@@ -595,6 +595,8 @@ static bool admit_one(struct acomm *c)
         free(u);
         return false; /* again when something is released */
     }
+    if (op->next_unit == 0)
+        op->ended_ns[HRD_STAGE_READY] = now_ns();
     struct aunit **pu = &op->units;
     while (*pu)
         pu = &(*pu)->next;

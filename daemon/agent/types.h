@@ -135,6 +135,8 @@ struct aop {
     uint32_t nposted;
     uint64_t start_ns; /* first local rank's ready */
     uint64_t deadline_ns;
+    uint64_t posted_ns;             /* first local rank's descriptor */
+    uint64_t ended_ns[HRD_NSTAGES]; /* when its stages ended; 0: not, or nothing is known */
     bool warned;
     struct hrd_plan plan;
     struct hrd_engine *engine; /* of all its work; set when it is planned */

@@ -56,6 +56,22 @@ static void print_times(const json_t *totals)
     printf("%s_sum %.6f\n%s_count %" PRId64 "\n", name, (double)ctl_int(totals, "time_us") / 1e6, name, ops);
 }
 
+static void print_stages(const json_t *totals)
+{
+    json_t *stages = json_object_get(totals, "stage_ns"), *ns;
+    const char *name;
+    family("hreduce_op_stage_seconds_total", "counter",
+           "Time of completed operations by stage: post (waiting for local ranks to call), ready (for their "
+           "streams), "
+           "begin (for a GPU to get its work), work (engines and exchange), done (telling the ranks).");
+    json_object_foreach(stages, name, ns)
+    {
+        printf("hreduce_op_stage_seconds_total{");
+        print_label("stage", name);
+        printf("} %.9f\n", (double)json_integer_value(ns) / 1e9);
+    }
+}
+
 static void print_totals(const json_t *totals)
 {
     const json_t *algorithms = json_object_get(totals, "algorithms"), *ops;
@@ -79,6 +95,7 @@ static void print_totals(const json_t *totals)
         printf("} %" PRId64 "\n", (int64_t)json_integer_value(ops));
     }
     print_times(totals);
+    print_stages(totals);
 }
 
 static void print_link(const json_t *p, const json_t *l)

@@ -318,6 +318,8 @@ static void entry_over(struct sm_engine *e, struct sm_lane *l, struct sm_entry *
     struct hrd_work *w = entry->work;
     l->over++;
     l->over_ns = now;
+    if (entry->launched_ns > w->began_ns)
+        w->began_ns = entry->launched_ns;
     if (atomic_fetch_sub_explicit(&w->left, 1, memory_order_relaxed) == 1)
         push(&e->finished, w);
 }

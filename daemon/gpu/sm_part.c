@@ -39,6 +39,7 @@ static bool launch_lane(struct sm_part *p, struct sm_lane *l)
     void *parameter[] = {&e->launch.args};
     e->result = p->dev->drv->LaunchKernel(p->function[e->launch.kernel], e->launch.blocks, 1, 1,
                                           e->launch.threads, 1, 1, 0, l->stream, parameter, NULL);
+    e->launched_ns = sm_now_ns();
     atomic_store_explicit(&l->launched, at + 1, memory_order_release);
     return true;
 }

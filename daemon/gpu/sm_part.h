@@ -27,7 +27,8 @@ struct sm_entry {
     struct hrd_work *work;
     uint64_t bytes;     /* of the shard, in its wider type */
     uint64_t queued_ns; /* when the agent posted it */
-    hrg_result result;  /* of the launch; written before `launched` */
+    hrg_result result;  /* of the launch; with the time when the driver had it: written before `launched` */
+    uint64_t launched_ns;
 };
 
 struct sm_lane {

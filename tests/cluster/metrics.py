@@ -79,7 +79,12 @@ def main():
             assert f["hreduce_op_duration_seconds_count"][None] == OPS
             buckets = list(f["hreduce_op_duration_seconds_bucket"].values())
             assert buckets == sorted(buckets) and buckets[-1] == OPS, buckets
-            assert f["hreduce_op_duration_seconds_sum"][None] > 0
+            whole = f["hreduce_op_duration_seconds_sum"][None]
+            assert whole > 0
+            stages = f["hreduce_op_stage_seconds_total"]
+            assert list(stages) == [f'stage="{s}"' for s in ("post", "ready", "begin", "work", "done")], stages
+            # The duration counts from the first rank that is ready, the stages from the first that called.
+            assert 0 < stages['stage="work"'] <= sum(stages.values()) and sum(stages.values()) > 0.9 * whole, stages
             # 2(N-1)/N of the data for two nodes, and headers.
             for labels, value in f["hreduce_peer_bytes_total"].items():
                 near(value, OPS * 4 * COUNT, labels)

@@ -212,6 +212,7 @@ static void fill(uint64_t bytes)
 
 struct outcome {
     unsigned done, failed;
+    uint64_t began_ns; /* of the last */
     bool lost;
     char text[HRD_WORK_TEXT];
 };
@@ -220,6 +221,7 @@ static void done(struct hrd_work *w, const struct hrd_work_error *error)
 {
     struct outcome *o = w->owner;
     o->done++;
+    o->began_ns = w->began_ns;
     if (error) {
         o->failed++;
         o->lost = o->lost || error->device_lost;
@@ -300,9 +302,11 @@ static void fused(unsigned dtype, unsigned op, uint64_t n, uint64_t off)
     for (int i = 0; i < NGPUS; i++)
         sink(w, on_gpu(i, 1, off));
     hrk_fold(&f, &expected, 1, src, NGPUS, n);
+    uint64_t before = sm_now_ns();
     engine->table->submit(engine, w);
     wait_for(&o, 1);
     CHECK(o.failed == 0);
+    CHECK(n == 0 || (o.began_ns >= before && o.began_ns <= sm_now_ns()));
     for (int i = 0; i < NGPUS; i++)
         check_output(i, expected, off, bytes);
     free(expected);
