@@ -111,7 +111,7 @@ static void parse(struct cmp_options *o, int argc, char **argv)
         }
     }
     if (optind + 1 != argc || sscanf(argv[optind], "%ux%u", &o->nodes, &o->ranks_a_node) != 2 ||
-        o->nodes == 0 || o->ranks_a_node == 0 || o->nodes * o->ranks_a_node > CMP_MAX_RANKS)
+        o->nodes == 0 || o->ranks_a_node == 0 || o->nodes * o->ranks_a_node > GR_MAX_RANKS)
         usage();
     for (unsigned i = 0; i < o->nsizes; i++)
         o->max_bytes = o->size[i] > o->max_bytes ? o->size[i] : o->max_bytes;

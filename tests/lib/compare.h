@@ -3,15 +3,13 @@
 #ifndef TEST_LIB_COMPARE_H
 #define TEST_LIB_COMPARE_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "client/hclient.h"
 #include "client/perf/cluster.h"
 #include "client/perf/ranks.h"
+#include "tests/lib/gpu_ranks.h"
 
-#define CMP_MAX_RANKS 32u
 #define CMP_MAX_SIZES 16u
 #define CMP_MAX_TYPES 2u
 #define CMP_MAX_KEYS 16u
@@ -39,14 +37,8 @@ struct cmp_row {
 
 /* Shared by all ranks and the parent; zero at first. */
 struct cmp_page {
-    _Atomic uint32_t ids; /* 1: both are set */
-    hclient_unique_id_t id;
+    struct gr_page ranks;
     char nccl_id[128];
-    _Atomic uint32_t here, round; /* of the barrier */
-    double us[CMP_MAX_RANKS];     /* each rank's last time */
-    _Atomic uint64_t wrong;
-    _Atomic uint64_t busy_launches; /* of the job's kernels, ended */
-    _Atomic uint32_t failed;
     _Atomic uint32_t without_nccl; /* some rank could not join it */
     char nccl_why[256];
     /* rank 0's: */
