@@ -208,6 +208,13 @@ static void beat(struct hrd_agent *a)
             atomic_store_explicit(&s->seg->heartbeat_ns, a->now, memory_order_relaxed);
 }
 
+static void poll_engines(struct hrd_agent *a)
+{
+    for (unsigned i = 0; i < HRD_NENGINES; i++)
+        if (a->engine[i])
+            a->busy += a->engine[i]->table->poll(a->engine[i]);
+}
+
 /* Everything that can be done without waiting. */
 static void turn(struct hrd_agent *a)
 {
@@ -218,11 +225,11 @@ static void turn(struct hrd_agent *a)
     look_at_rings(a);
     poll_links(a);
     look_at_streams(a);
-    for (unsigned i = 0; i < HRD_NENGINES; i++)
-        if (a->engine[i])
-            a->busy += a->engine[i]->table->poll(a->engine[i]);
-    if (a->work_to_admit)
+    poll_engines(a);
+    if (a->work_to_admit) {
         hrd_pipeline_admit(a);
+        poll_engines(a); /* small work was done at once */
+    }
     flush_links(a);
     if (a->links_to_close)
         close_lost_links(a);
@@ -339,6 +346,28 @@ static uint64_t spin_ns(struct hrd_agent *a)
     return engines_silent(a) ? spin * SILENT_SPINS : spin;
 }
 
+/* Between two looks at descriptors: a system call takes about as long as a GPU's word to come here. */
+#define LOOK_NS 4000u
+
+/* Only words in memory are awaited, and no frames, which come by system calls. */
+static bool awaits_words(struct hrd_agent *a)
+{
+    for (const struct acomm *c = a->comms; c; c = c->next)
+        if (c->nnodes > 1 && c->active)
+            return false;
+    return must_look(a);
+}
+
+static void look_closely(struct hrd_agent *a)
+{
+    uint64_t end = now_ns() + LOOK_NS;
+    do {
+        look_at_rings(a);
+        look_at_streams(a);
+        poll_engines(a);
+    } while (!a->busy && now_ns() < end);
+}
+
 static void *agent_thread(void *arg)
 {
     struct hrd_agent *a = arg;
@@ -356,7 +385,12 @@ static void *agent_thread(void *arg)
             continue;
         }
         if (a->now - last_busy < spin_ns(a) && (must_look(a) || !engine_busy(a))) {
-            sched_yield(); /* whoever has the work we wait for may need this core */
+            if (awaits_words(a))
+                look_closely(a);
+            if (a->busy)
+                last_busy = a->now;
+            else
+                sched_yield(); /* whoever has the work we wait for may need this core */
             continue;
         }
         set_asleep(a, 1);
