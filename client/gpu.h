@@ -8,6 +8,7 @@
  *   gpu_comm.c    what streams of a communicator write and wait for, pinned; its end; the release of streams
  *   gpu_staged.c  the way of copies through the comm's window, by the job's own stream
  *   gpu_import.c  the way of memory that the daemon has, exported to it once an allocation
+ *   gpu_alone.c   the way of a communicator of one rank: a copy in the stream
  *
  * An op's slot is free again when the daemon is done with the op and its stream has passed it: a stream that comes late would
  * write the ready word of an op that is over.
@@ -35,7 +36,7 @@ struct hcl_gpu {
     atomic_bool spoiled;
     /* Under post_lock: memory of the call that is being posted; and what ops on this comm did, for the path report. */
     struct hcl_gpu_memory *found[2];
-    uint64_t imported_ops, staged_ops;
+    uint64_t imported_ops, staged_ops, alone_ops;
     char staged_because[256];
 };
 

@@ -235,24 +235,27 @@ char *hcl_gpu_report(struct hcl_comm *comm, char *json)
     if (end == NULL)
         return json;
     char because[sizeof(((struct hcl_gpu *)0)->staged_because) * 2] = "";
-    uint64_t shared = 0, staged = 0;
+    uint64_t shared = 0, staged = 0, alone = 0;
     if (pthread_mutex_trylock(&comm->post_lock) != 0)
         return json; /* a post that waits for a slot may take long */
     bool any = comm->gpu != NULL;
     if (any) {
         shared = comm->gpu->imported_ops;
         staged = comm->gpu->staged_ops;
+        alone = comm->gpu->alone_ops;
         escape(comm->gpu->staged_because, because, sizeof(because));
     }
     pthread_mutex_unlock(&comm->post_lock);
     char *text;
-    if (!any || asprintf(&text,
-                         "%.*s, \"gpu_buffers\": {\"shared_ops\": %llu, \"staged_ops\": %llu, "
-                         "\"staged_because\": \"%s\"}}",
-                         (int)(end - json), json, (unsigned long long)shared, (unsigned long long)staged,
-                         because[0] != '\0' ? because
-                         : staged > 0       ? "small operations are copied"
-                                            : "") < 0)
+    if (!any ||
+        asprintf(&text,
+                 "%.*s, \"gpu_buffers\": {\"shared_ops\": %llu, \"staged_ops\": %llu, \"alone_ops\": %llu, "
+                 "\"staged_because\": \"%s\"}}",
+                 (int)(end - json), json, (unsigned long long)shared, (unsigned long long)staged,
+                 (unsigned long long)alone,
+                 because[0] != '\0' ? because
+                 : staged > 0       ? "small operations are copied"
+                                    : "") < 0)
         return json;
     free(json);
     return text;

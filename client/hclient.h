@@ -27,7 +27,7 @@
  *
  * Environment: HREDUCE_SOCKET, path of the daemon's socket (default /run/hreduced/hreduced.sock).
  *              HREDUCE_GPU_STAGED_BYTES, up to how many bytes in all an op on GPU buffers is copied through the staging window,
- *              in digits alone (default 131072); larger ones are reduced in place, where their memory can be exported.
+ *              in digits alone (default 65536); larger ones are reduced in place, where their memory can be exported.
  *              HREDUCE_CUDA_LIBRARY, the CUDA driver's library, as dlopen takes it (default libcuda.so.1).
  */
 #ifndef HCLIENT_H
@@ -325,7 +325,8 @@ typedef struct {
  * refused (HCLIENT_UNSUPPORTED), and its capture goes on. Needs a driver for CUDA 11.7 or newer. A failed op lets the stream
  * go on; hclient_wait(), hclient_comm_wait() and, when the communicator failed, hclient_comm_get_async_error() tell. A call
  * waits for a free slot until a stream has passed the op HCLIENT_MAX_OPS before it. Synchronize streams before
- * hclient_comm_destroy(). Host buffers: stream must be NULL.
+ * hclient_comm_destroy(). In a communicator of one rank the stream copies the input to the output, bit for bit. Host buffers:
+ * stream must be NULL.
  */
 
 /* recv[i] = redop over all ranks' send[i], i < count. In place: recv == send. */
