@@ -92,7 +92,10 @@ hrg_result hcl_gpu_wait_done(struct hcl_comm *comm, hrg_stream stream, uint64_t 
 hrg_result hcl_gpu_wait_passed(struct hcl_comm *comm, hrg_stream stream, uint64_t number);
 hrg_result hcl_gpu_write_ready(struct hcl_comm *comm, hrg_stream stream, uint64_t number, uint64_t chunks);
 hrg_result hcl_gpu_write_passed(struct hcl_comm *comm, hrg_stream stream, uint64_t number);
+/* All of an op's words whose stream has nothing else to do, in one call: ready, wait for done, passed. */
+hrg_result hcl_gpu_enqueue_words(struct hcl_comm *comm, hrg_stream stream, uint64_t number);
 
+extern const struct hcl_way hcl_way_gpu_alone;  /* gpu_alone.c: a comm of one rank */
 extern const struct hcl_way hcl_way_gpu_staged; /* gpu_staged.c */
 extern const struct hcl_way hcl_way_gpu_shared; /* gpu_import.c: memory that the daemon has */
 

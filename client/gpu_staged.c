@@ -52,6 +52,61 @@ hrg_result hcl_gpu_write_passed(struct hcl_comm *comm, hrg_stream stream, uint64
     return comm->gpu->drv->StreamWriteValue64(stream, passed_word(comm, number), number, HRG_WRITE_DEFAULT);
 }
 
+/* Words that come one behind the other in the stream are enqueued in one call. */
+#define WORDS 4u
+
+struct words {
+    struct hcl_comm *comm;
+    hrg_stream stream;
+    uint64_t number; /* of the op */
+    unsigned n;
+    union hrg_memop op[WORDS];
+};
+
+static hrg_result flush(struct words *w)
+{
+    unsigned n = w->n;
+    w->n = 0;
+    return n > 0 ? w->comm->gpu->drv->StreamBatchMemOp(w->stream, n, w->op, 0) : HRG_SUCCESS;
+}
+
+static hrg_result add_word(struct words *w, int operation, hrg_ptr address, uint64_t value)
+{
+    hrg_result r = w->n == WORDS ? flush(w) : HRG_SUCCESS;
+    w->op[w->n++] = (union hrg_memop){
+        .value = {.operation = operation,
+                  .address = address,
+                  .value = value,
+                  .flags = operation == HRG_MEMOP_WAIT_64 ? HRG_WAIT_GEQ : HRG_WRITE_DEFAULT}};
+    return r;
+}
+
+static hrg_result add_ready(struct words *w, uint64_t chunks)
+{
+    return add_word(w, HRG_MEMOP_WRITE_64, flag(w->comm, w->number, offsetof(struct hrp_op_flags, ready)),
+                    hrp_flag(w->number, chunks));
+}
+
+static hrg_result add_wait_done(struct words *w, uint64_t chunks)
+{
+    return add_word(w, HRG_MEMOP_WAIT_64, flag(w->comm, w->number, offsetof(struct hrp_op_flags, done)),
+                    hrp_flag(w->number, chunks));
+}
+
+static hrg_result add_passed(struct words *w)
+{
+    return add_word(w, HRG_MEMOP_WRITE_64, passed_word(w->comm, w->number), w->number);
+}
+
+hrg_result hcl_gpu_enqueue_words(struct hcl_comm *comm, hrg_stream stream, uint64_t number)
+{
+    struct words w = {.comm = comm, .stream = stream, .number = number};
+    hrg_result r = add_ready(&w, HRP_CHUNK_ALL);
+    r = r == HRG_SUCCESS ? add_wait_done(&w, HRP_CHUNK_ALL) : r;
+    r = r == HRG_SUCCESS ? add_passed(&w) : r;
+    return r == HRG_SUCCESS ? flush(&w) : r;
+}
+
 /* ---- copies -------------------------------------------------------------------------------------------------------- */
 
 /* Bytes that may be read from p on, up to a small page, so that the copy takes a copy engine. */
@@ -136,7 +191,7 @@ static uint64_t piece_end(const struct hcl_comm *comm, const struct hcl_op *op, 
 }
 
 /* Enqueues what the window has room for. in and out count chunks that were enqueued. */
-static hrg_result feed(struct hcl_comm *comm, struct hcl_op *op)
+static hrg_result feed(struct hcl_comm *comm, struct hcl_op *op, struct words *w)
 {
     uint64_t in = atomic_load_explicit(&op->in, memory_order_relaxed);
     hrg_result r = HRG_SUCCESS;
@@ -145,28 +200,40 @@ static hrg_result feed(struct hcl_comm *comm, struct hcl_op *op)
         uint64_t freed = op->out > 0 ? hcl_chunk_end(op, op->out - 1) : 0;
         if (hcl_chunk_end(op, upto - 1) > freed + comm->stage.bytes)
             break;
-        r = piece_in(comm, op, in, upto);
+        r = flush(w);
+        if (r == HRG_SUCCESS)
+            r = piece_in(comm, op, in, upto);
         in = upto;
         if (r == HRG_SUCCESS)
-            r = hcl_gpu_write_ready(comm, op->stream, op->number, in == op->nchunks ? HRP_CHUNK_ALL : in);
+            r = add_ready(w, in == op->nchunks ? HRP_CHUNK_ALL : in);
     }
     atomic_store_explicit(&op->in, in, memory_order_relaxed);
     return r;
 }
 
-static hrg_result drain(struct hcl_comm *comm, struct hcl_op *op)
+static hrg_result drain(struct hcl_comm *comm, struct hcl_op *op, struct words *w)
 {
     hrg_result r = HRG_SUCCESS;
     while (r == HRG_SUCCESS && op->out < op->nchunks) {
         uint64_t upto = piece_end(comm, op, op->out);
-        r = hcl_gpu_wait_done(comm, op->stream, op->number, upto == op->nchunks ? HRP_CHUNK_ALL : upto);
+        r = add_wait_done(w, upto == op->nchunks ? HRP_CHUNK_ALL : upto);
+        if (r == HRG_SUCCESS)
+            r = flush(w);
         if (r == HRG_SUCCESS)
             r = piece_out(comm, op, op->out, upto);
         op->out = upto;
         if (r == HRG_SUCCESS)
-            r = feed(comm, op);
+            r = feed(comm, op, w);
     }
     return r == HRG_SUCCESS ? hcl_gpu_write_passed(comm, op->stream, op->number) : r;
+}
+
+/* The copies and words of an op that has bytes. */
+static hrg_result enqueue(struct hcl_comm *comm, struct hcl_op *op)
+{
+    struct words w = {.comm = comm, .stream = op->stream, .number = op->number};
+    hrg_result r = feed(comm, op, &w);
+    return r == HRG_SUCCESS ? drain(comm, op, &w) : r;
 }
 
 /* ---- the way ------------------------------------------------------------------------------------------------------- */
@@ -255,20 +322,16 @@ static hclient_result_t start(struct hcl_comm *comm, const struct hcl_call *c, s
 {
     struct hcl_gpu_scope scope;
     const struct hrg_driver *drv = comm->gpu->drv;
-    (void)rings;
+    /* Now: while this enqueues, the daemon takes the descriptor and begins to look at the ready word. */
+    hcl_doorbell(comm->ctx);
+    *rings = true;
     hrg_ptr near = (hrg_ptr)(uintptr_t)(c->send_bytes > 0 ? c->send : c->recv_bytes > 0 ? c->recv : NULL);
     hclient_result_t result = hcl_gpu_enter(drv, c->name, c->stream, near, &scope);
     if (result != HCLIENT_OK)
         return result;
     hrg_result r = wait_for_room(comm, op);
-    if (r == HRG_SUCCESS && op->nchunks == 0)
-        r = hcl_gpu_write_ready(comm, op->stream, op->number, HRP_CHUNK_ALL);
-    if (r == HRG_SUCCESS && op->nchunks == 0)
-        r = hcl_gpu_wait_done(comm, op->stream, op->number, HRP_CHUNK_ALL);
     if (r == HRG_SUCCESS)
-        r = feed(comm, op);
-    if (r == HRG_SUCCESS)
-        r = drain(comm, op);
+        r = op->nchunks > 0 ? enqueue(comm, op) : hcl_gpu_enqueue_words(comm, op->stream, op->number);
     hcl_gpu_leave(&scope);
     return r == HRG_SUCCESS ? HCLIENT_OK
                             : hcl_gpu_fail(drv, c->name, "enqueuing the op's copies and waits", r);

@@ -310,19 +310,28 @@ void hcl_stage_end(struct hcl_comm *comm)
 
 /* --------------------------------------------------------------------------------------------- the way */
 
-void hcl_stage_make_room(struct hcl_comm *comm, uint64_t bytes, bool gpu)
+/* The first op of the other kind, from slot *i on, whose bytes are in the way; 0: none. */
+static uint64_t in_the_way(struct hcl_comm *comm, uint64_t bytes, bool gpu, unsigned *i)
 {
-    struct hcl_stage *stage = &comm->stage;
-    for (unsigned i = 0; i < HRP_OP_SLOTS; i++) {
-        const struct hcl_op *op = &comm->ops[i];
-        pthread_mutex_lock(&comm->lock);
+    const struct hcl_stage *stage = &comm->stage;
+    uint64_t number = 0;
+    pthread_mutex_lock(&comm->lock);
+    for (; *i < HRP_OP_SLOTS && number == 0; ++*i) {
+        const struct hcl_op *op = &comm->ops[*i];
         bool other = op->number != 0 && !op->complete && (gpu ? op->staged : op->gpu && op->bytes > 0);
-        uint64_t number = op->number;
-        pthread_mutex_unlock(&comm->lock);
         /* A page or two more than it takes: places are aligned. */
         if (other && stage->next + bytes + 2 * (uint64_t)HRP_PAGE > op->base + stage->bytes)
-            hcl_wait_complete(comm, number);
+            number = op->number;
     }
+    pthread_mutex_unlock(&comm->lock);
+    return number;
+}
+
+void hcl_stage_make_room(struct hcl_comm *comm, uint64_t bytes, bool gpu)
+{
+    unsigned i = 0;
+    for (uint64_t number; (number = in_the_way(comm, bytes, gpu, &i)) != 0;)
+        hcl_wait_complete(comm, number);
 }
 
 static bool takes_staged(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,

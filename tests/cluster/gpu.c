@@ -201,6 +201,19 @@ static int mixed(struct ht_env *e)
     return 0;
 }
 
+/* How often the driver's cuNAME was called by this process. */
+static unsigned calls(const char *name)
+{
+    void *lib = dlopen(getenv("HREDUCE_CUDA_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);
+    void *sym = lib ? dlsym(lib, "fake_cuda_calls") : NULL;
+    unsigned (*count)(const char *);
+    memcpy(&count, &sym, sizeof(count));
+    unsigned n = sym ? count(name) : 0;
+    if (lib)
+        dlclose(lib);
+    return n;
+}
+
 /* More ops than slots, without a wait, and the sums afterwards; one allocation freed and made anew in between. */
 static int back_to_back(struct ht_env *e)
 {
@@ -211,7 +224,7 @@ static int back_to_back(struct ht_env *e)
     HT_CUDA(e->me, drv->StreamCreateWithPriority(&s, HRG_STREAM_NON_BLOCKING, 0));
     HT_CUDA(e->me, drv->MemAllocHost(&p, OPS * COUNT * sizeof(int32_t)));
     int32_t *host = p;
-    unsigned n = e->me->nranks;
+    unsigned n = e->me->nranks, batches = calls("StreamBatchMemOp"), writes = calls("StreamWriteValue64");
     for (unsigned round = 0; round < 2; round++) {
         HT_CUDA(e->me, drv->MemAlloc(&in, OPS * COUNT * sizeof(int32_t)));
         HT_CUDA(e->me, drv->MemAlloc(&out, OPS * COUNT * sizeof(int32_t)));
@@ -233,6 +246,11 @@ static int back_to_back(struct ht_env *e)
         HT_CUDA(e->me, drv->MemFree(out));
     }
     HT_TRY(e->me, hclient_comm_wait(e->comm));
+    /* Each call of the driver costs some microseconds: between its two copies an op makes one, and one behind them. */
+    batches = calls("StreamBatchMemOp") - batches;
+    writes = calls("StreamWriteValue64") - writes;
+    HT_EXPECT(e->me, batches == 2 * OPS && writes == 2 * OPS, "%u small ops enqueued words in %u + %u calls",
+              2 * OPS, batches, writes);
     return 0;
 }
 
@@ -330,30 +348,19 @@ static int address_used_again(struct ht_env *e)
     return 0;
 }
 
-/* How often the driver's cuNAME was called by this process. */
-static unsigned calls(const char *name)
-{
-    void *lib = dlopen(getenv("HREDUCE_CUDA_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);
-    void *sym = lib ? dlsym(lib, "fake_cuda_calls") : NULL;
-    unsigned (*count)(const char *);
-    memcpy(&count, &sym, sizeof(count));
-    unsigned n = sym ? count(name) : 0;
-    if (lib)
-        dlclose(lib);
-    return n;
-}
-
 /* Parts of one allocation are one import. */
 static int slices(struct ht_env *e)
 {
     hrg_ptr p;
-    unsigned before = calls("IpcGetMemHandle");
+    unsigned before = calls("IpcGetMemHandle"), batches = calls("StreamBatchMemOp");
     HT_CUDA(e->me, drv->MemAlloc(&p, 4 << 20));
     for (unsigned i = 0; i < 60; i++)
         if (sum_at(e, p + i * 40004, 10000 + i, "a slice") != 0)
             return 1;
     HT_EXPECT(e->me, calls("IpcGetMemHandle") == before + 1, "60 slices of one allocation were %u imports",
               calls("IpcGetMemHandle") - before);
+    HT_EXPECT(e->me, calls("StreamBatchMemOp") == batches + 60, "60 ops enqueued their words in %u calls",
+              calls("StreamBatchMemOp") - batches);
     HT_CUDA(e->me, drv->MemFree(p));
     return 0;
 }
