@@ -93,6 +93,8 @@ int hrd_config_load(struct hrd_config *c, const char *path, hrd_config_report *r
 int hrd_config_set(struct hrd_config *c, const char *name, const char *value, char *err, size_t errlen);
 /* What one key alone cannot know (unit_min above unit_size, ...). Returns the number of problems. */
 int hrd_config_check(const struct hrd_config *c, hrd_config_report *report, void *ctx);
+/* A value of the key `transport`, of a communicator's config too: "auto", "tcp", "verbs". */
+const char *hrd_transport_name(unsigned transport);
 /* The value of a key as it would stand in the file; NULL for an unknown key. Returns buf. */
 const char *hrd_config_get(const struct hrd_config *c, const char *name, char *buf, size_t len);
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/text.h"
 #include "kernels/kernels.h"
 #include "proto/wire.h"
 
@@ -129,6 +130,14 @@ const char *hrd_key_allowed(const struct hrd_key *key, char *buf, size_t len)
         break;
     }
     return buf;
+}
+
+const char *hrd_transport_name(unsigned transport)
+{
+    for (const struct word *w = words_transport; w->name; w++)
+        if ((unsigned)w->value == transport)
+            return w->name;
+    return "?";
 }
 
 const char *hrd_size_text(uint64_t bytes, char *buf, size_t len)
@@ -511,17 +520,11 @@ static uint64_t load(const struct hrd_config *c, const struct hrd_key *key)
     }
 }
 
-static void append(char *buf, size_t len, const char *item)
-{
-    size_t at = strlen(buf);
-    snprintf(buf + at, len - at, "%s%s", at ? ", " : "", item);
-}
-
 static void addrs_text(const struct hrd_addr_list *list, char *buf, size_t len)
 {
     buf[0] = '\0';
     for (unsigned i = 0; i < list->n; i++)
-        append(buf, len, list->v[i]);
+        hrd_text_list(buf, len, list->v[i]);
 }
 
 static void rate_text(uint64_t v, char *buf, size_t len)
@@ -571,7 +574,7 @@ const char *hrd_value_text(const struct hrd_config *c, const struct hrd_key *key
         snprintf(buf, len, "%" PRIu64, v);
     for (; w && w->name; w++) {
         if (key->type == HRD_KEY_REQUIRE ? (v & w->value) != 0 : v == w->value)
-            append(buf, len, w->name);
+            hrd_text_list(buf, len, w->name);
     }
     return buf;
 }

@@ -62,8 +62,6 @@ static json_t *local_json(const struct lcomm *c)
     return list;
 }
 
-static const char *const transports[] = {"auto", "tcp", "verbs"};
-
 static json_t *comm_json(struct hrd_daemon *d, const struct lcomm *c)
 {
     char comm[17];
@@ -75,7 +73,7 @@ static json_t *comm_json(struct hrd_daemon *d, const struct lcomm *c)
                      (json_int_t)c->roster.node, "age_ms", (json_int_t)(hrd_member_now(d) - c->start),
                      "reproducible", c->roster.config.reproducible == HRP_ON, "wire",
                      c->roster.config.wire_f32 == HRP_ON ? "f32" : "type", "transport",
-                     transports[c->roster.config.transport], "service_level", (json_int_t)c->want.sl,
+                     hrd_transport_name(c->roster.config.transport), "service_level", (json_int_t)c->want.sl,
                      "traffic_class", (json_int_t)c->want.tc, "algorithm",
                      hrd_algo_name(c->roster.config.algo), "nodes", nodes_json(d, c), "local", local_json(c));
 }

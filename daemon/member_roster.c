@@ -51,7 +51,6 @@ uint32_t hrd_config_possible(const struct hrp_comm_config *c, const struct hrd_c
 }
 
 static const char *const algos[HRP_NALGOS] = {"auto", "direct", "gather", "pairwise", "ring", "tree"};
-static const char *const transports[] = {"auto", "tcp", "verbs"};
 static const char *const overlaps[HRP_NOVERLAPS] = {"auto", "compute", "idle"};
 static const char *const switches[] = {"default", "off", "on"};
 
@@ -88,8 +87,8 @@ bool hrd_config_differs(const struct hrp_comm_config *a, const struct hrp_comm_c
     }
     if (a->transport != b->transport) {
         *field = "transport";
-        snprintf(va, 32, "%s", transports[a->transport]);
-        snprintf(vb, 32, "%s", transports[b->transport]);
+        snprintf(va, 32, "%s", hrd_transport_name(a->transport));
+        snprintf(vb, 32, "%s", hrd_transport_name(b->transport));
         return true;
     }
     if (a->overlap != b->overlap) {

@@ -1,22 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* Words of the membership. */
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/member_impl.h"
-
-/* Appends; what does not fit is cut. */
-static void add(char *buf, size_t len, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-static void add(char *buf, size_t len, const char *fmt, ...)
-{
-    size_t at = strlen(buf);
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(buf + at, len - at, fmt, ap);
-    va_end(ap);
-}
+#include "daemon/text.h"
 
 const char *hrd_ms_text(uint64_t ms, char *buf, size_t len)
 {
@@ -44,10 +33,10 @@ const char *hrd_ranks_text(const uint32_t *rank, uint32_t n, char *buf, size_t l
                      rank[j]);
         size_t room = j + 1 == n ? 1 : reserve;
         if (strlen(buf) + strlen(one) + room > len) {
-            add(buf, len, "%s", i > 0 ? tail : tail + 2);
+            hrd_text_add(buf, len, "%s", i > 0 ? tail : tail + 2);
             return buf;
         }
-        add(buf, len, "%s", one);
+        hrd_text_add(buf, len, "%s", one);
         i = j + 1;
     }
     return buf;
@@ -59,8 +48,8 @@ const char *hrd_key_text(const struct hrp_key *key, char *buf, size_t len)
     if (key->kind == HRP_KEY_NAME) {
         snprintf(buf, len, "communicator '%.*s'", (int)sizeof(key->name), key->name);
         if (key->nth > 0)
-            add(buf, len, " number %u", key->nth);
-        add(buf, len, " (%u rank%s)", key->nranks, s);
+            hrd_text_add(buf, len, " number %u", key->nth);
+        hrd_text_add(buf, len, " (%u rank%s)", key->nranks, s);
         return buf;
     }
     const uint8_t *nonce = (const uint8_t *)key->name;
@@ -107,11 +96,11 @@ void hrd_rset_missing_text(struct hrd_daemon *d, const struct rset *s, char *buf
         if (!first_of_node(s, i))
             continue;
         n = ranks_of(s, s->rank[i].no, list);
-        add(buf, len, "%s%s on node %s", sep, hrd_ranks_text(list, n, ranks, 128),
-            hrd_member_node_name(d, s->rank[i].no));
+        hrd_text_add(buf, len, "%s%s on node %s", sep, hrd_ranks_text(list, n, ranks, 128),
+                     hrd_member_node_name(d, s->rank[i].no));
         sep = ", ";
     }
     if (s->note[0])
-        add(buf, len, "; %s", s->note);
+        hrd_text_add(buf, len, "; %s", s->note);
     free(list);
 }

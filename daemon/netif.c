@@ -68,7 +68,7 @@ int hrd_netif_list(struct hrd_netif **out)
     return n;
 }
 
-static bool in_subnet(const struct hrp_addr *a, const struct hrp_addr *net, unsigned bits)
+bool hrd_netif_in_subnet(const struct hrp_addr *a, const struct hrp_addr *net, unsigned bits)
 {
     if (a->family != net->family || bits > (a->family == 4 ? 32u : 128u))
         return false;
@@ -116,7 +116,7 @@ static bool wants(const struct wanted *w, const struct hrd_netif *f)
 {
     if (w->any)
         return !f->loopback && !f->virt;
-    return w->name ? strcmp(f->name, w->name) == 0 : in_subnet(&f->addr, &w->net, w->bits);
+    return w->name ? strcmp(f->name, w->name) == 0 : hrd_netif_in_subnet(&f->addr, &w->net, w->bits);
 }
 
 static const struct hrd_netif *find_addr(const struct hrd_netif *ifs, unsigned n, const struct hrp_addr *a)
@@ -316,7 +316,7 @@ bool hrd_netif_source(const struct hrd_net *net, const struct hrd_netif *ifs, un
             hrd_addr_is_link_local(a) != hrd_addr_is_link_local(to))
             continue;
         const struct hrd_netif *f = find_addr(ifs, n, a);
-        unsigned bits = f && in_subnet(to, &f->addr, f->bits) ? f->bits + 1 : 0;
+        unsigned bits = f && hrd_netif_in_subnet(to, &f->addr, f->bits) ? f->bits + 1 : 0;
         if (!best || bits > best_bits) {
             best = a;
             best_bits = bits;

@@ -51,6 +51,8 @@ int hrd_netif_choose(const struct hrd_config *cfg, const struct hrd_netif *ifs, 
 /* Whether a daemon that is told to reach `addr` (port 0: the own port) would mean itself by it. */
 bool hrd_netif_is_mine(const struct hrd_net *net, const struct hrd_netif *ifs, unsigned n,
                        const struct hrp_addr *addr);
+/* Whether the address lies in that network, by the first bits of both. */
+bool hrd_netif_in_subnet(const struct hrp_addr *a, const struct hrp_addr *net, unsigned bits);
 /* Whether the address belongs to this machine. */
 bool hrd_netif_is_local(const struct hrd_netif *ifs, unsigned n, const struct hrp_addr *addr);
 /* The source address for a connection to `to`, port 0; false: leave it to the kernel. */

@@ -262,6 +262,8 @@ void hrd_dial_free_all(struct hrd_peers *ps);
 /* The peer's link of that kind, made when it is asked for first. */
 struct plink *hrd_link_tcp(struct hrd_daemon *d, struct hrd_peer *p);
 struct plink *hrd_link_class(struct hrd_daemon *d, struct hrd_peer *p, uint8_t sl, uint8_t tc);
+/* A number for an attempt at a link, by which both ends tell it from others; never 0. */
+uint64_t hrd_link_nonce(void);
 /* The verbs link that is up and was made with that nonce, or NULL. */
 struct plink *hrd_link_by_nonce(const struct hrd_peer *p, uint64_t nonce);
 /* Ends one link that nobody uses. */
@@ -293,7 +295,6 @@ void hrd_verbs_again(struct hrd_daemon *d, struct plink *l);
 bool hrd_verbs_step(struct hrd_daemon *d);
 /* For peer_mend.c. */
 struct verbs_try *hrd_verbs_try_new(struct hrd_daemon *d, struct plink *l, uint64_t nonce);
-uint64_t hrd_verbs_nonce(void);
 struct hrd_verbs_end hrd_verbs_end_of(const struct hrp_peer_verbs *v);
 /* same: the device and port that the link has, NULL: whichever is best. False with the reason. */
 bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, const struct hrd_verbs_device *same,

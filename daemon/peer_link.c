@@ -68,6 +68,14 @@ struct plink *hrd_link_by_id(struct hrd_peers *ps, uint32_t id)
     return NULL;
 }
 
+uint64_t hrd_link_nonce(void)
+{
+    uint64_t nonce;
+    if (getrandom(&nonce, sizeof(nonce), 0) != (ssize_t)sizeof(nonce))
+        abort();
+    return nonce | 1;
+}
+
 struct plink *hrd_link_by_nonce(const struct hrd_peer *p, uint64_t nonce)
 {
     struct plink *l = p->links;
@@ -263,9 +271,7 @@ static void dial_streams(struct hrd_daemon *d, struct plink *l)
         return;
     }
     /* A new number for every pass: late streams of an earlier one are told apart. */
-    if (getrandom(&t->nonce, sizeof(t->nonce), 0) != (ssize_t)sizeof(t->nonce))
-        abort();
-    t->nonce |= 1;
+    t->nonce = hrd_link_nonce();
     for (unsigned i = 0; i < t->n; i++) {
         struct conn *c = hrd_conn_dial(d, &to, HRP_PEER_DATA, why, sizeof(why));
         if (!c) {

@@ -65,7 +65,7 @@ static struct verbs_try *attempt(struct hrd_daemon *d, struct plink *l, uint64_t
 
 static void dial(struct hrd_daemon *d, struct plink *l)
 {
-    struct verbs_try *t = attempt(d, l, hrd_verbs_nonce());
+    struct verbs_try *t = attempt(d, l, hrd_link_nonce());
     t->dialer = true;
     if (renew(d, l, t) && hrd_setup_offer(d, l) == 0)
         hrd_verbs_send_end(d, l, HRP_PEER_VERBS_OFFER);

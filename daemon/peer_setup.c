@@ -255,7 +255,7 @@ static void offer_exchange(struct hrd_daemon *d, struct plink *l, const char *wh
     snprintf(t->setup_why, sizeof(t->setup_why), "%s", why);
     hrd_info("verbs link with node %s: no connection by RDMA-CM, going on with exchange: %s", l->peer->name,
              why);
-    t->nonce = hrd_verbs_nonce();
+    t->nonce = hrd_link_nonce();
     t->deadline = uv_now(d->loop) + HRD_VERBS_TIMEOUT_MS;
     if (hrd_verbs_conn_renew(t->conn, &dev, t->nonce, t->why, sizeof(t->why))) {
         hrd_verbs_conn_free(t->conn);

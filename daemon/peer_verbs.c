@@ -21,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "daemon/peer_impl.h"
 
@@ -478,19 +477,11 @@ bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
 
 /* ---- steps ------------------------------------------------------------------------------------------------------ */
 
-uint64_t hrd_verbs_nonce(void)
-{
-    uint64_t nonce;
-    if (getrandom(&nonce, sizeof(nonce), 0) != (ssize_t)sizeof(nonce))
-        abort();
-    return nonce | 1;
-}
-
 void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l)
 {
     if (l->verbs || l->up) /* under way; or up but about to be closed, which the peer has to answer first */
         return;
-    struct verbs_try *t = hrd_verbs_try_new(d, l, hrd_verbs_nonce());
+    struct verbs_try *t = hrd_verbs_try_new(d, l, hrd_link_nonce());
     t->dialer = t->fresh = true;
     hrd_peer_soon(d);
 }

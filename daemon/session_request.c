@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/member.h"
+#include "daemon/text.h"
 
 /* ---- HELLO ------------------------------------------------------------------------------------------------ */
 
@@ -53,12 +54,8 @@ static void read_command(struct hrd_session_priv *p)
     if (n <= 0)
         return;
     p->command[n] = '\0';
-    for (char *c = p->command; *c; c++) {
-        if (*c == '\n')
-            *c = '\0';
-        else if (*c < 0x20 || *c > 0x7e)
-            *c = '?';
-    }
+    p->command[strcspn(p->command, "\n")] = '\0';
+    hrd_text_printable(p->command);
 }
 
 /* Takes the pidfd into the session; false: refused. */

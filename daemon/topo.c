@@ -270,12 +270,17 @@ void hrd_topo_set_nvlinks(struct hrd_topo *t, unsigned a, unsigned b, unsigned l
 
 const char *hrd_topo_name(struct hrd_topo_relation r, char *buf, size_t len)
 {
-    static const char *const names[] = {"X", "NV", "PIX", "PXB", "PHB", "NODE", "SYS"};
     if (r.cls == HRD_TOPO_NV)
         snprintf(buf, len, "NV%u", r.nvlinks);
     else
-        snprintf(buf, len, "%s", names[r.cls]);
+        snprintf(buf, len, "%s", hrd_topo_class_name(r.cls));
     return buf;
+}
+
+const char *hrd_topo_class_name(enum hrd_topo_class cls)
+{
+    static const char *const names[] = {"X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS"};
+    return names[cls];
 }
 
 const char *hrd_topo_words(enum hrd_topo_class cls)

@@ -63,6 +63,8 @@ int hrd_topo_ask_nvml(struct hrd_topo *t, char *why, size_t len);
 
 /* "PIX", "NV18"; returns buf. */
 const char *hrd_topo_name(struct hrd_topo_relation r, char *buf, size_t len);
+/* "PIX", "NV#" */
+const char *hrd_topo_class_name(enum hrd_topo_class cls);
 /* What lies between two such devices: "at most one PCIe switch". */
 const char *hrd_topo_words(enum hrd_topo_class cls);
 

@@ -74,6 +74,8 @@ int ctl_ask_once(const char *path, unsigned type, json_t **doc);
 
 /* A complaint: "hreducectl: " and the sentence. */
 void ctl_complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Prints text of the daemon's: its words are harmless, but a terminal obeys control characters from anywhere. */
+void ctl_print(const char *text);
 /* Complaints are for nobody while a command only asks whether something is there. */
 void ctl_mute(bool muted);
 /* Members of JSON objects, with answers for what is missing. */

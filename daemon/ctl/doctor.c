@@ -12,12 +12,6 @@
 
 #define DOCTOR_WAIT_MS 20000 /* longer than the daemon takes for one question */
 
-static void clean(const char *text)
-{
-    for (; *text; text++)
-        putchar((unsigned char)*text < 0x20 || *text == 0x7f ? '?' : *text);
-}
-
 /* ---- the report --------------------------------------------------------------------------------------------- */
 
 struct tally {
@@ -48,12 +42,12 @@ static void print_checks(const json_t *checks, struct tally *t, bool quiet)
         if (quiet)
             continue;
         printf("  %s  %-22s", verdict, ctl_str(c, "check", "?"));
-        clean(ctl_str(c, "evidence", ""));
+        ctl_print(ctl_str(c, "evidence", ""));
         if (bad) {
             printf("\n        %-22s", "  cause");
-            clean(ctl_str(c, "cause", ""));
+            ctl_print(ctl_str(c, "cause", ""));
             printf("\n        %-22s", "  remedy");
-            clean(ctl_str(c, "remedy", ""));
+            ctl_print(ctl_str(c, "remedy", ""));
         }
         putchar('\n');
     }
@@ -74,7 +68,7 @@ static int print_report(const json_t *report, bool json)
         const json_t *checks = json_object_get(node, "checks");
         if (!json && checks) {
             printf("%snode ", i > 0 ? "\n" : "");
-            clean(ctl_str(node, "name", "?"));
+            ctl_print(ctl_str(node, "name", "?"));
             printf(", by %s\n", ctl_str(node, "by", "its daemon"));
         }
         print_checks(checks, &t, json);

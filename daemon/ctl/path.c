@@ -9,10 +9,8 @@
 
 static void print_line(const char *label, const char *text)
 {
-    /* Reports have words of the daemon only, but a terminal obeys control characters from anywhere. */
     printf("  %-16s ", label);
-    for (; *text; text++)
-        putchar((unsigned char)*text < 0x20 || *text == 0x7f ? '?' : *text);
+    ctl_print(text);
     putchar('\n');
 }
 

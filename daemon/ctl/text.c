@@ -100,15 +100,24 @@ const char *ctl_age(double seconds)
 
 /* ---- tables ----------------------------------------------------------------------------------------------- */
 
+static char cleaned(char c)
+{
+    return (unsigned char)c < 0x20 || c == 0x7f ? '?' : c;
+}
+
+void ctl_print(const char *text)
+{
+    for (; *text; text++)
+        putchar(cleaned(*text));
+}
+
 static char *copy_clean(const char *text)
 {
     char *copy = strdup(text ? text : "");
     if (!copy)
         abort();
-    for (char *p = copy; *p; p++) {
-        if ((unsigned char)*p < 0x20 || *p == 0x7f)
-            *p = '?';
-    }
+    for (char *p = copy; *p; p++)
+        *p = cleaned(*p);
     return copy;
 }
 

@@ -81,14 +81,14 @@ static void print_matrix(const struct hrd_topo *t)
 static void print_legend(const struct hrd_topo *t)
 {
     bool seen[HRD_TOPO_SYS + 1] = {false};
-    static const char *const names[] = {"X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS"};
     for (unsigned i = 0; i < hrd_topo_count(t); i++)
         for (unsigned k = 0; k < i; k++)
             seen[hrd_topo_between(t, i, k).cls] = true;
     putchar('\n');
     for (int c = HRD_TOPO_NV; c <= HRD_TOPO_SYS; c++)
         if (seen[c])
-            printf("  %-5s %s\n", names[c], hrd_topo_words((enum hrd_topo_class)c));
+            printf("  %-5s %s\n", hrd_topo_class_name((enum hrd_topo_class)c),
+                   hrd_topo_words((enum hrd_topo_class)c));
 }
 
 static void print_nics(const struct hrd_topo *t, const char *only)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/doctor/doctor.h"
+#include "daemon/text.h"
 
 void hrd_check_address(const struct hrd_machine *m, struct hrd_finding *f)
 {
@@ -16,9 +17,7 @@ void hrd_check_address(const struct hrd_machine *m, struct hrd_finding *f)
         return;
     }
     for (unsigned i = 0; i < net.nown; i++) {
-        size_t at = strlen(own);
-        snprintf(own + at, sizeof(own) - at, "%s%s", i ? ", " : "",
-                 hrd_addr_text(&net.own[i], one, sizeof(one)));
+        hrd_text_list(own, sizeof(own), hrd_addr_text(&net.own[i], one, sizeof(one)));
     }
     if (net.local_only)
         hrd_find(f, HRD_WARN, "other machines cannot reach this one; jobs of one node work",
@@ -49,14 +48,10 @@ void hrd_check_link_speed(const struct hrd_machine *m, struct hrd_finding *f)
         hrd_find(f, HRD_PASS, NULL, NULL, "%s runs at %u Mbit/s", netif, mbit);
 }
 
+/* Of IPv4: the settings below are its. */
 static bool same_subnet(const struct hrd_netif *a, const struct hrd_netif *b)
 {
-    if (a->addr.family != 4 || b->addr.family != 4 || a->bits != b->bits || a->bits > 32)
-        return false;
-    for (unsigned bit = 0; bit < a->bits; bit++)
-        if (((a->addr.ip[bit / 8] ^ b->addr.ip[bit / 8]) >> (7 - bit % 8) & 1) != 0)
-            return false;
-    return true;
+    return a->addr.family == 4 && a->bits == b->bits && hrd_netif_in_subnet(&a->addr, &b->addr, b->bits);
 }
 
 /* Two interfaces in one subnet, the first such pair after *at; false: no more. */

@@ -2,12 +2,12 @@
 /* The checks of a whole cluster: who differs from the others, who cannot be reached, which link is slow. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/doctor/facts.h"
+#include "daemon/text.h"
 
 /* Of what the slower of the two links can do. Below: something is wrong with that path; far below: it is useless. */
 #define WARN_SHARE 0.6
@@ -89,16 +89,6 @@ static const char *majority(const struct ballot *b, unsigned *votes)
     return *votes * 2 > b->n ? best : NULL;
 }
 
-static void append(char *buf, size_t len, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-static void append(char *buf, size_t len, const char *fmt, ...)
-{
-    size_t at = strlen(buf);
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(buf + at, len - at, fmt, ap);
-    va_end(ap);
-}
-
 /* "algorithm is ring on node3, auto on the other 3 nodes"; false: all agree. */
 static bool differs(const json_t *nodes, const char *part, const char *key, const char *label, char *buf,
                     size_t len)
@@ -111,16 +101,16 @@ static bool differs(const json_t *nodes, const char *part, const char *key, cons
     vote(nodes, part, key, b);
     const char *most = majority(b, &votes);
     if (votes < b->n) {
-        append(buf, len, "%s is ", label);
+        hrd_text_add(buf, len, "%s is ", label);
         const char *sep = "";
         for (unsigned i = 0; i < b->n; i++) {
             if (most && strcmp(b->node[i].value, most) == 0)
                 continue;
-            append(buf, len, "%s%s on %s", sep, b->node[i].value, b->node[i].name);
+            hrd_text_add(buf, len, "%s%s on %s", sep, b->node[i].value, b->node[i].name);
             sep = ", ";
         }
         if (most)
-            append(buf, len, ", %s on the other %u", most, votes);
+            hrd_text_add(buf, len, ", %s on the other %u", most, votes);
     }
     free(b);
     return buf[0] != 0;

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/text.h"
+
 /* In the order in which one thing needs the other. */
 const struct hrd_check hrd_checks[] = {
     {"kernel", "host", hrd_check_kernel, false},
@@ -65,19 +67,11 @@ void hrd_find(struct hrd_finding *f, enum hrd_verdict verdict, const char *cause
     snprintf(f->remedy, sizeof(f->remedy), "%s", remedy ? remedy : "");
 }
 
-/* What stands in files of a machine may be anything; a report is printable. */
-static void make_printable(char *text)
-{
-    for (; *text; text++)
-        if (*text < 0x20 || *text > 0x7e)
-            *text = *text == '\n' || *text == '\t' ? ' ' : '?';
-}
-
 json_t *hrd_finding_json(const char *name, const char *group, struct hrd_finding *f)
 {
-    make_printable(f->evidence);
-    make_printable(f->cause);
-    make_printable(f->remedy);
+    hrd_text_printable(f->evidence); /* what stands in files of a machine may be anything */
+    hrd_text_printable(f->cause);
+    hrd_text_printable(f->remedy);
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "check", name, "group", group, "verdict",
                      hrd_verdict_name(f->verdict), "evidence", f->evidence, "cause", f->cause, "remedy",
                      f->remedy);

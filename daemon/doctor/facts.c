@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/config_table.h"
+#include "daemon/text.h"
 #include "daemon/verbs/device.h"
 #include "daemon/version.h"
 #include "proto/peer.h"
@@ -39,9 +40,7 @@ static void set_text(json_t *o, const char *key, const struct hrd_machine *m, co
     char text[128];
     if (!hrd_machine_text(m, text, sizeof(text), "%s/%s", base, file))
         return;
-    for (char *c = text; *c; c++)
-        if (*c < 0x20 || *c > 0x7e)
-            *c = '?';
+    hrd_text_printable(text);
     json_object_set_new(o, key, json_string(text));
 }
 

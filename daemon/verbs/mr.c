@@ -1,24 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 #include "daemon/verbs/mr.h"
 
+#include "daemon/text.h"
+
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
-
-static void add(char *why, size_t len, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-static void add(char *why, size_t len, const char *fmt, ...)
-{
-    size_t at = strlen(why);
-    va_list ap;
-    if (at + 1 >= len)
-        return;
-    va_start(ap, fmt);
-    vsnprintf(why + at, len - at, fmt, ap);
-    va_end(ap);
-}
 
 const char *hrd_mr_way_name(enum hrd_mr_way way)
 {
@@ -55,12 +44,13 @@ static void host_hint(char *why, size_t len, int err, size_t bytes)
 {
     struct rlimit lim;
     if (err == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &lim) == 0 && lim.rlim_cur != RLIM_INFINITY)
-        add(why, len,
-            "; the limit for locked memory is %" PRIu64
-            " bytes, too low for RDMA: set LimitMEMLOCK=infinity in the unit",
-            (uint64_t)lim.rlim_cur);
+        hrd_text_add(why, len,
+                     "; the limit for locked memory is %" PRIu64
+                     " bytes, too low for RDMA: set LimitMEMLOCK=infinity in the unit",
+                     (uint64_t)lim.rlim_cur);
     else if (err == ENOMEM)
-        add(why, len, "; %zu bytes: is memory short, or the control group's rdma.max reached?", bytes);
+        hrd_text_add(why, len, "; %zu bytes: is memory short, or the control group's rdma.max reached?",
+                     bytes);
 }
 
 int hrd_mr_register(const struct hrd_verbs *v, struct ibv_pd *pd, struct hrd_mr_memory *memory,
@@ -81,11 +71,11 @@ int hrd_mr_register(const struct hrd_verbs *v, struct ibv_pd *pd, struct hrd_mr_
         err = known ? memory->refused[way] : error_of(errno);
         if (src->gpu && !known && lasting(err))
             memory->refused[way] = err;
-        add(why, len, "%s%s cannot be registered (%s)", way == first ? "" : "; ", hrd_mr_way_name(way),
-            strerror(err));
+        hrd_text_add(why, len, "%s%s cannot be registered (%s)", way == first ? "" : "; ",
+                     hrd_mr_way_name(way), strerror(err));
     }
     if (src->gpu)
-        add(why, len, "; load nvidia-peermem, or use a driver and kernel with dmabuf support");
+        hrd_text_add(why, len, "; load nvidia-peermem, or use a driver and kernel with dmabuf support");
     else
         host_hint(why, len, err, src->len);
     return -err;
