@@ -8,8 +8,6 @@
 
 #include "daemon/doctor/doctor.h"
 
-#define MAX_GPUS 32u
-
 /* "16.0 GT/s PCIe" times lanes, in Mbit/s of payload; 0: unknown. */
 static unsigned pcie_mbit(const char *speed, long lanes)
 {
@@ -32,32 +30,80 @@ static bool read_link(const struct hrd_machine *m, const char *dir, struct link 
            l->most_lanes > 0;
 }
 
+static const char SEAT_REMEDY[] =
+    "Seat the card anew, and see in the manual of the board which slots have all lanes, and "
+    "whether the BIOS limits their speed.";
+
 /* mbit: what has to go through, 0: unknown. speed: a lower speed counts (a GPU lowers it while idle). */
 static void judge_link(struct hrd_finding *f, const char *name, const struct link *l, unsigned mbit,
                        bool speed)
 {
-    static const char remedy[] =
-        "Seat the card anew, and see in the manual of the board which slots have all lanes, and "
-        "whether the BIOS limits their speed.";
     unsigned can = pcie_mbit(l->now, l->lanes);
     bool less = l->lanes < l->most_lanes || (speed && strtod(l->now, NULL) < strtod(l->most, NULL));
     if (mbit > 0 && can > 0 && can < mbit)
-        hrd_find(f, HRD_FAIL, "the slot carries less than the link to the network", remedy,
+        hrd_find(f, HRD_FAIL, "the slot carries less than the link to the network", SEAT_REMEDY,
                  "%s runs at %s x%ld (%u Mbit/s), its network link at %u Mbit/s", name, l->now, l->lanes, can,
                  mbit);
     else if (less)
-        hrd_find(f, HRD_WARN, "the PCIe link is slower than the card can do", remedy,
+        hrd_find(f, HRD_WARN, "the PCIe link is slower than the card can do", SEAT_REMEDY,
                  "%s runs at %s x%ld and can do %s x%ld", name, l->now, l->lanes, l->most, l->most_lanes);
     else
         hrd_find(f, HRD_PASS, NULL, NULL, "%s runs at %s x%ld", name, l->now, l->lanes);
 }
 
+/* The device that a device is plugged into, out of the path that its link in /sys/bus/pci/devices leads to. */
+static bool parent_of(const struct hrd_machine *m, const char *pci, char *parent, size_t len)
+{
+    char path[1024];
+    if (!hrd_machine_link(m, path, sizeof(path), "/sys/bus/pci/devices/%s", pci))
+        return false;
+    char *last = strrchr(path, '/');
+    if (last)
+        *last = 0;
+    last = strrchr(path, '/');
+    if (!last || strlen(last + 1) != 12)
+        return false;
+    snprintf(parent, len, "%s", last + 1);
+    return true;
+}
+
+/* What the slot of a GPU allows, GT/s; 0: unknown. A GPU that idles lowers its speed, so the speed now tells nothing. */
+static double slot_speed(const struct hrd_machine *m, const char *pci, const struct link *l)
+{
+    char parent[32], text[32];
+    if (!parent_of(m, pci, parent, sizeof(parent)) ||
+        !hrd_machine_text(m, text, sizeof(text), "/sys/bus/pci/devices/%s/max_link_speed", parent))
+        return 0;
+    double slot = strtod(text, NULL), card = strtod(l->most, NULL);
+    return slot < card ? slot : card;
+}
+
+static void compare_slots(const struct hrd_machine *m, struct hrd_finding *f, char (*gpu)[HRD_MACHINE_NAME],
+                          unsigned gpus)
+{
+    struct link l;
+    char dir[256];
+    double speed[HRD_DOCTOR_GPUS] = {0}, best = 0;
+    for (unsigned i = 0; i < gpus; i++) {
+        snprintf(dir, sizeof(dir), "/sys/bus/pci/devices/%.63s", gpu[i]);
+        if (read_link(m, dir, &l))
+            speed[i] = slot_speed(m, gpu[i], &l);
+        if (speed[i] > best)
+            best = speed[i];
+    }
+    for (unsigned i = 0; i < gpus; i++)
+        if (speed[i] > 0 && speed[i] < best)
+            hrd_find(f, HRD_WARN, "the other GPUs wait for the one with the slow slot", SEAT_REMEDY,
+                     "the slot of GPU %s allows %.1f GT/s, those of other GPUs %.1f GT/s", gpu[i], speed[i],
+                     best);
+}
+
 void hrd_check_pcie_link(const struct hrd_machine *m, struct hrd_finding *f)
 {
     struct hrd_nic nic[HRD_MAX_NICS];
-    char gpu[MAX_GPUS][HRD_MACHINE_NAME], dir[256], name[HRD_MACHINE_NAME + 8];
+    char gpu[HRD_DOCTOR_GPUS][HRD_MACHINE_NAME], dir[256], name[HRD_MACHINE_NAME + 8];
     struct link l;
-    unsigned n = hrd_machine_nics(m, nic), gpus = hrd_machine_gpus(m, gpu, MAX_GPUS);
+    unsigned n = hrd_machine_nics(m, nic), gpus = hrd_machine_gpus(m, gpu, HRD_DOCTOR_GPUS);
     for (unsigned i = 0; i < n; i++) {
         snprintf(dir, sizeof(dir), "%s/device", nic[i].base);
         if (read_link(m, dir, &l))
@@ -69,6 +115,7 @@ void hrd_check_pcie_link(const struct hrd_machine *m, struct hrd_finding *f)
         if (read_link(m, dir, &l))
             judge_link(f, name, &l, 0, false);
     }
+    compare_slots(m, f, gpu, gpus);
     if (f->evidence[0] == 0)
         hrd_find(f, HRD_SKIP, NULL, NULL,
                  "no NIC or GPU says how it is linked (none on PCIe, or a virtual machine)");
@@ -85,44 +132,88 @@ static bool shares_cpu(const char *allowed, const char *of_node)
     return false;
 }
 
-static void judge_node(const struct hrd_machine *m, struct hrd_finding *f, const struct hrd_nic *nic)
+/* Why what this process has is far from a NUMA node, a phrase; NULL: it is not, or nobody knows. */
+static const char *far_from(const struct hrd_machine *m, long node, char *cpus, size_t len)
 {
-    char cpus[512], allowed[512];
-    if (!hrd_machine_exists(m, "%s/device/numa_node", nic->base))
-        return;
-    long node = hrd_machine_number(m, -1, "%s/device/numa_node", nic->base);
-    if (node < 0) {
-        hrd_find(f, HRD_WARN, "memory and threads cannot be placed near the NIC",
-                 "Update the BIOS, or enable NUMA in it: its tables do not name the node of the slot.",
-                 "the firmware does not say which NUMA node %s is on", nic->name);
-        return;
-    }
-    if (hrd_machine_text(m, cpus, sizeof(cpus), "/sys/devices/system/node/node%ld/cpulist", node) &&
-        hrd_machine_line(m, "/proc/self/status", "Cpus_allowed_list:", allowed, sizeof(allowed)) &&
+    char allowed[512];
+    if (!hrd_machine_text(m, cpus, len, "/sys/devices/system/node/node%ld/cpulist", node))
+        return NULL;
+    if (hrd_machine_line(m, "/proc/self/status", "Cpus_allowed_list:", allowed, sizeof(allowed)) &&
         !shares_cpu(allowed, cpus))
-        hrd_find(f, HRD_WARN,
-                 "everything that is sent crosses the link between NUMA nodes, because the daemon may not "
-                 "run near the NIC",
+        return "run";
+    if (hrd_machine_line(m, "/proc/self/status", "Mems_allowed_list:", allowed, sizeof(allowed)) &&
+        !hrd_list_has(allowed, node))
+        return "take memory";
+    return NULL;
+}
+
+struct far {
+    const char *kind;  /* "NIC" */
+    const char *cause; /* by running, or having its memory, elsewhere */
+};
+
+/* dir: of the device, with its numa_node. True: the daemon is near, and nothing was said. */
+static bool judge_node(const struct hrd_machine *m, struct hrd_finding *f, const char *name, const char *dir,
+                       const struct far *far)
+{
+    char cpus[512], cause[256], allowed[512] = "?";
+    long node = hrd_machine_number(m, -1, "%s/numa_node", dir);
+    if (node < 0) {
+        snprintf(cause, sizeof(cause), "memory and threads cannot be placed near the %s", far->kind);
+        hrd_find(f, HRD_WARN, cause,
+                 "Update the BIOS, or enable NUMA in it: its tables do not name the node of the slot.",
+                 "the firmware does not say which NUMA node %s is on", name);
+        return false;
+    }
+    const char *what = far_from(m, node, cpus, sizeof(cpus));
+    if (!what)
+        return true;
+    bool run = strcmp(what, "run") == 0;
+    (void)hrd_machine_line(m, "/proc/self/status", run ? "Cpus_allowed_list:" : "Mems_allowed_list:", allowed,
+                           sizeof(allowed));
+    if (run)
+        hrd_find(f, HRD_WARN, far->cause,
                  "Let CPUAffinity= or AllowedCPUs= of the unit have processors of that node.",
-                 "%s is on NUMA node %ld (processors %s), the daemon may use %s", nic->name, node, cpus,
-                 allowed);
+                 "%s is on NUMA node %ld (processors %s), the daemon may use %s", name, node, cpus, allowed);
     else
-        hrd_find(f, HRD_PASS, NULL, NULL, "%s is on NUMA node %ld, whose processors the daemon may use",
-                 nic->name, node);
+        hrd_find(f, HRD_WARN, far->cause, "Let NUMAMask= or AllowedMemoryNodes= of the unit have that node.",
+                 "%s is on NUMA node %ld, the daemon may take memory of node %s", name, node, allowed);
+    return false;
 }
 
 void hrd_check_numa(const struct hrd_machine *m, struct hrd_finding *f)
 {
+    static const struct far of_nic = {
+        "NIC",
+        "everything that is sent crosses the link between NUMA nodes, because the daemon is not near the "
+        "NIC"};
+    static const struct far of_gpu = {
+        "GPU", "every copy between that GPU and host memory crosses the link between NUMA nodes, because the "
+               "daemon is not near the GPU"};
     struct hrd_nic nic[HRD_MAX_NICS];
-    unsigned n = hrd_machine_nics(m, nic);
+    char gpu[HRD_DOCTOR_GPUS][HRD_MACHINE_NAME], dir[256], name[HRD_MACHINE_NAME + 8];
+    unsigned n = hrd_machine_nics(m, nic), gpus = hrd_machine_gpus(m, gpu, HRD_DOCTOR_GPUS), near_gpus = 0;
     if (!hrd_machine_exists(m, "/sys/devices/system/node/node1")) {
         hrd_find(f, HRD_PASS, NULL, NULL, "this machine has one NUMA node");
         return;
     }
-    for (unsigned i = 0; i < n; i++)
-        judge_node(m, f, &nic[i]);
+    for (unsigned i = 0; i < n; i++) {
+        snprintf(dir, sizeof(dir), "%s/device", nic[i].base);
+        if (hrd_machine_exists(m, "%s/numa_node", dir) && judge_node(m, f, nic[i].name, dir, &of_nic))
+            hrd_find(f, HRD_PASS, NULL, NULL, "%s is on NUMA node %ld, whose processors the daemon may use",
+                     nic[i].name, hrd_machine_number(m, -1, "%s/numa_node", dir));
+    }
+    for (unsigned i = 0; i < gpus; i++) {
+        snprintf(dir, sizeof(dir), "/sys/bus/pci/devices/%.63s", gpu[i]);
+        snprintf(name, sizeof(name), "GPU %.63s", gpu[i]);
+        near_gpus += hrd_machine_exists(m, "%s/numa_node", dir) && judge_node(m, f, name, dir, &of_gpu);
+    }
+    if (near_gpus > 0)
+        hrd_find(f, HRD_PASS, NULL, NULL,
+                 "%u GPU%s on NUMA nodes whose processors and memory the daemon may use", near_gpus,
+                 near_gpus == 1 ? " is" : "s are");
     if (f->evidence[0] == 0)
-        hrd_find(f, HRD_SKIP, NULL, NULL, "no NIC on PCIe is in use");
+        hrd_find(f, HRD_SKIP, NULL, NULL, "no NIC or GPU says which NUMA node it is on");
 }
 
 /* ---- ACS, IOMMU -------------------------------------------------------------------------------------------- */
@@ -163,10 +254,30 @@ static void look_above(const struct hrd_machine *m, const char *pci, char *bridg
     }
 }
 
+bool hrd_machine_redirects(const struct hrd_machine *m, const char *a, const char *b, char *buf, size_t len)
+{
+    const char *pci[] = {a, b};
+    char bridge[32] = "", type[32];
+    bool hidden = false;
+    for (unsigned i = 0; i < 2; i++)
+        look_above(m, pci[i], bridge, sizeof(bridge), &hidden);
+    if (bridge[0]) {
+        snprintf(buf, len, "the PCIe bridge %s above them redirects (ACS)", bridge);
+        return true;
+    }
+    for (unsigned i = 0; i < 2; i++)
+        if (hrd_machine_text(m, type, sizeof(type), "/sys/bus/pci/devices/%s/iommu_group/type", pci[i]) &&
+            strcmp(type, "identity") != 0) {
+            snprintf(buf, len, "the IOMMU translates their addresses (type %s)", type);
+            return true;
+        }
+    return false;
+}
+
 void hrd_check_acs(const struct hrd_machine *m, struct hrd_finding *f)
 {
-    char gpu[MAX_GPUS][HRD_MACHINE_NAME], bridge[32] = "";
-    unsigned gpus = hrd_machine_gpus(m, gpu, MAX_GPUS);
+    char gpu[HRD_DOCTOR_GPUS][HRD_MACHINE_NAME], bridge[32] = "";
+    unsigned gpus = hrd_machine_gpus(m, gpu, HRD_DOCTOR_GPUS);
     bool hidden = false;
     for (unsigned i = 0; i < gpus; i++)
         look_above(m, gpu[i], bridge, sizeof(bridge), &hidden);
@@ -189,8 +300,8 @@ void hrd_check_acs(const struct hrd_machine *m, struct hrd_finding *f)
 
 void hrd_check_iommu(const struct hrd_machine *m, struct hrd_finding *f)
 {
-    char gpu[MAX_GPUS][HRD_MACHINE_NAME], type[32];
-    unsigned gpus = hrd_machine_gpus(m, gpu, MAX_GPUS), known = 0;
+    char gpu[HRD_DOCTOR_GPUS][HRD_MACHINE_NAME], type[32];
+    unsigned gpus = hrd_machine_gpus(m, gpu, HRD_DOCTOR_GPUS), known = 0;
     for (unsigned i = 0; i < gpus; i++) {
         if (!hrd_machine_text(m, type, sizeof(type), "/sys/bus/pci/devices/%s/iommu_group/type", gpu[i]))
             continue;

@@ -56,6 +56,15 @@ unsigned hrd_machine_gpus(const struct hrd_machine *m, char (*out)[HRD_MACHINE_N
     return found;
 }
 
+bool hrd_machine_has_gpu(const struct hrd_machine *m, struct hrd_finding *f)
+{
+    char gpu[1][HRD_MACHINE_NAME];
+    if (hrd_machine_gpus(m, gpu, 1) > 0)
+        return true;
+    hrd_find(f, HRD_SKIP, NULL, NULL, "this machine has no NVIDIA GPU");
+    return false;
+}
+
 bool hrd_machine_own(const struct hrd_machine *m, struct hrd_net *net, char *netif, size_t len)
 {
     char err[256];

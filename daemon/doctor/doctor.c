@@ -36,6 +36,14 @@ const struct hrd_check hrd_checks[] = {
     {"acs", "pcie", hrd_check_acs, true},
     {"iommu", "pcie", hrd_check_iommu, false},
     {"gpu-driver", "gpu", hrd_check_gpu_driver, false},
+    {"gpu-health", "gpu", hrd_check_gpu_health, false},
+    {"gpu-xid", "gpu", hrd_check_gpu_xid, true},
+    {"gpu-persistence", "gpu", hrd_check_gpu_persistence, false},
+    {"gpu-mode", "gpu", hrd_check_gpu_mode, false},
+    {"gpu-mig", "gpu", hrd_check_gpu_mig, false},
+    {"gpu-mps", "gpu", hrd_check_gpu_mps, false},
+    {"gpu-ipc", "gpu", hrd_check_gpu_ipc, false},
+    {"gpu-pairs", "gpu", hrd_check_gpu_pairs, false},
     {"gpu-direct", "gpu", hrd_check_gpu_direct, false},
 };
 const unsigned hrd_nchecks = sizeof(hrd_checks) / sizeof(hrd_checks[0]);
@@ -86,8 +94,15 @@ json_t *hrd_doctor_one(const struct hrd_check *c, const struct hrd_machine *m)
 
 json_t *hrd_doctor_run(const struct hrd_machine *m)
 {
+    struct hrd_machine asked = *m;
+    struct hrd_gpu_states gpus;
     json_t *all = json_array();
+    /* Not without a driver: to ask for GPUs could load it. */
+    if (!m->gpus && hrd_machine_exists(m, "/proc/driver/nvidia/version")) {
+        m->ask_gpus(&gpus);
+        asked.gpus = &gpus;
+    }
     for (unsigned i = 0; i < hrd_nchecks; i++)
-        json_array_append_new(all, hrd_doctor_one(&hrd_checks[i], m));
+        json_array_append_new(all, hrd_doctor_one(&hrd_checks[i], &asked));
     return all;
 }

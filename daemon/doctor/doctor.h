@@ -18,8 +18,38 @@
 
 struct hrd_verbs;
 struct hrd_verbs_device;
+struct hrd_gpu_pair_info; /* daemon/gpu/gpu.h */
 
 #define HRD_MACHINE_NAME 64 /* of a file in a listing */
+#define HRD_DOCTOR_GPUS 32u
+
+/* As NVML numbers them. */
+enum hrd_compute_mode {
+    HRD_COMPUTE_SHARED,
+    HRD_COMPUTE_ONE_THREAD,
+    HRD_COMPUTE_PROHIBITED,
+    HRD_COMPUTE_ONE_PROCESS
+};
+enum hrd_gpu_fabric { HRD_FABRIC_NONE, HRD_FABRIC_NOT_STARTED, HRD_FABRIC_STARTING, HRD_FABRIC_READY };
+
+/* What NVML says of a GPU; -1: it does not say. */
+struct hrd_gpu_state {
+    char pci[HRD_MACHINE_NAME]; /* "0000:3b:00.0"; "number 3": not even its address is known */
+    char error[128];            /* not empty: why it does not answer, and nothing else is known */
+    int compute_mode;           /* enum hrd_compute_mode */
+    int mig, mig_pending;       /* 1: on; on after the next reset */
+    int persistence;            /* 1: on */
+    long uncorrected;           /* memory errors since the driver was loaded */
+    int repair_pending;         /* 1: bad memory is taken out of use by the next reset */
+    int repair_failed;          /* 1: there was no spare memory left */
+    int fabric;                 /* NVSwitches: enum hrd_gpu_fabric */
+};
+
+struct hrd_gpu_states {
+    unsigned n, total; /* asked, of so many */
+    struct hrd_gpu_state gpu[HRD_DOCTOR_GPUS];
+    char why[256]; /* n is 0: why nothing is known */
+};
 
 /* The window onto a machine. Its members are the caller's and live as long as it is used. */
 struct hrd_machine {
@@ -33,6 +63,13 @@ struct hrd_machine {
     bool self; /* that user is who runs the checks: files are opened, not judged by their mode */
     const struct hrd_verbs *verbs; /* NULL: libibverbs is not there, for the reason verbs_why */
     const char *verbs_why;
+    /* Of the GPUs; asked once a report, by hrd_doctor_run(), where it is NULL and there is an NVIDIA driver. */
+    const struct hrd_gpu_states *gpus;
+    void (*ask_gpus)(struct hrd_gpu_states *out);
+    /* What the daemon found between its GPUs; NULL: these are not the eyes of a daemon. */
+    const struct hrd_gpu_pair_info *pairs;
+    unsigned npairs;
+    long (*kernel_log)(char *buf, size_t len); /* bytes of its end, or -1 with errno */
     /* Of an interface, from the kernel: /sys shows those of the namespace in which it was mounted, not the own ones. */
     unsigned (*netif_mbit)(const char *name,
                            bool most);       /* its speed, or that of its fastest mode; 0: it does not say */
@@ -67,10 +104,14 @@ unsigned hrd_machine_list(const struct hrd_machine *m, const char *dir, char (*n
 int hrd_machine_access(const struct hrd_machine *m, const char *file);
 /* The line of a file that begins with `key`, behind it and its blanks. */
 bool hrd_machine_line(const struct hrd_machine *m, const char *path, const char *key, char *buf, size_t len);
+/* What its namespace of this kind ("pid") is called: "pid:[4026531836]"; and whether that is the one the machine booted with. */
+bool hrd_machine_namespace(const struct hrd_machine *m, const char *kind, char *buf, size_t len);
 /* Whether number n is in a list like "0-3,8". */
 bool hrd_list_has(const char *list, long n);
 
 /* ---- what checks share: devices.c -------------------------------------------------------------------------- */
+
+struct hrd_finding;
 
 /* A NIC that matters here, or a GPU. */
 struct hrd_nic {
@@ -88,6 +129,11 @@ bool hrd_machine_rdma(const struct hrd_machine *m, struct hrd_verbs_device *dev,
 unsigned hrd_machine_port(const struct hrd_machine *m, const struct hrd_nic *nic);
 /* PCI addresses of NVIDIA's GPUs. */
 unsigned hrd_machine_gpus(const struct hrd_machine *m, char (*out)[HRD_MACHINE_NAME], unsigned max);
+/* There is one; else the check is skipped in words. */
+bool hrd_machine_has_gpu(const struct hrd_machine *m, struct hrd_finding *f);
+/* What stands between devices on PCIe and could redirect, slow down or damage what one writes to the other: a phrase, or
+   false. Some of it only root sees. check_pcie.c */
+bool hrd_machine_redirects(const struct hrd_machine *m, const char *a, const char *b, char *buf, size_t len);
 /* The configuration may use verbs; it accepts nothing else. */
 bool hrd_wants_rdma(const struct hrd_machine *m);
 bool hrd_needs_rdma(const struct hrd_machine *m);
@@ -152,12 +198,22 @@ void hrd_check_acs(const struct hrd_machine *m, struct hrd_finding *f);
 void hrd_check_iommu(const struct hrd_machine *m, struct hrd_finding *f);
 void hrd_check_gpu_driver(const struct hrd_machine *m, struct hrd_finding *f);
 void hrd_check_gpu_direct(const struct hrd_machine *m, struct hrd_finding *f);
+void hrd_check_gpu_health(const struct hrd_machine *m, struct hrd_finding *f);
+void hrd_check_gpu_xid(const struct hrd_machine *m, struct hrd_finding *f);
+void hrd_check_gpu_persistence(const struct hrd_machine *m, struct hrd_finding *f);
+void hrd_check_gpu_mode(const struct hrd_machine *m, struct hrd_finding *f);
+void hrd_check_gpu_mig(const struct hrd_machine *m, struct hrd_finding *f);
+void hrd_check_gpu_mps(const struct hrd_machine *m, struct hrd_finding *f);
+void hrd_check_gpu_ipc(const struct hrd_machine *m, struct hrd_finding *f);
+void hrd_check_gpu_pairs(const struct hrd_machine *m, struct hrd_finding *f);
 
 /* {check, group, verdict, evidence, cause, remedy}, the caller's. What is not printable in f is replaced. */
 json_t *hrd_finding_json(const char *name, const char *group, struct hrd_finding *f);
 /* Runs one. */
 json_t *hrd_doctor_one(const struct hrd_check *c, const struct hrd_machine *m);
-/* All of them: an array. Blocks for up to a second: opens devices. */
+/* All of them: an array. Blocks for up to a second, where GPUs have to be woken for some: opens devices. */
 json_t *hrd_doctor_run(const struct hrd_machine *m);
+/* Asks NVML. Blocks, see there; the answer for hrd_machine.ask_gpus. */
+void hrd_gpu_states_ask(struct hrd_gpu_states *out);
 
 #endif

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/klog.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/timex.h>
@@ -170,6 +171,18 @@ bool hrd_machine_line(const struct hrd_machine *m, const char *path, const char 
     return false;
 }
 
+/* The numbers are part of the kernel's interface: those that it boots with are always the same. */
+bool hrd_machine_namespace(const struct hrd_machine *m, const char *kind, char *buf, size_t len)
+{
+    static const char *const first[] = {"ipc:[4026531839]", "pid:[4026531836]"};
+    if (!hrd_machine_link(m, buf, len, "/proc/self/ns/%s", kind))
+        return false;
+    for (size_t i = 0; i < sizeof(first) / sizeof(first[0]); i++)
+        if (strcmp(buf, first[i]) == 0)
+            return true;
+    return false;
+}
+
 bool hrd_list_has(const char *list, long n)
 {
     for (char *end; *list; list = *end == ',' ? end + 1 : end) {
@@ -263,6 +276,13 @@ static int clock_synchronised(void)
     return state != TIME_ERROR && !(t.status & STA_UNSYNC);
 }
 
+#define READ_ALL 3 /* of syslog(2): its last bytes, and they stay there */
+
+static long kernel_log(char *buf, size_t len)
+{
+    return klogctl(READ_ALL, buf, (int)len);
+}
+
 void hrd_machine_here(struct hrd_machine *m, const struct hrd_config *cfg, const struct hrd_netif *ifs,
                       unsigned nifs)
 {
@@ -276,6 +296,8 @@ void hrd_machine_here(struct hrd_machine *m, const struct hrd_config *cfg, const
                               .verbs_why = why,
                               .netif_mbit = netif_mbit,
                               .netif_mtu = netif_mtu,
+                              .ask_gpus = hrd_gpu_states_ask,
+                              .kernel_log = kernel_log,
                               .clock_synchronised = clock_synchronised};
     m->verbs = hrd_verbs_load(why, sizeof(why));
 }

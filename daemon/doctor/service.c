@@ -25,6 +25,7 @@
 
 #include "daemon/control.h"
 #include "daemon/doctor/facts.h"
+#include "daemon/gpu/gpu.h"
 #include "daemon/log.h"
 #include "daemon/peer.h"
 #include "daemon/verbs/verbs_api.h"
@@ -167,6 +168,7 @@ struct job {
     uint64_t id; /* of the question */
     struct hrd_config cfg;
     struct hrd_netif *ifs;
+    struct hrd_gpu_pair_info *pairs;
     struct hrd_machine machine;
     unsigned naddrs; /* REACH */
     struct hrp_addr addr[HRP_MAX_ADDRS];
@@ -185,6 +187,7 @@ static void job_free(struct job *j)
         *at = j->next;
     json_decref(j->result);
     free(j->ifs);
+    free(j->pairs);
     free(j);
 }
 
@@ -261,6 +264,19 @@ static void job_done(uv_work_t *w, int status)
     job_free(j);
 }
 
+/* A copy, because the thread may outlive the GPUs' part of the daemon. */
+static void take_pairs(struct job *j)
+{
+    unsigned n = j->d->gpus ? hrd_gpus_pairs(j->d->gpus, NULL, 0) : 0;
+    j->pairs = calloc(n + 1, sizeof(*j->pairs));
+    if (j->pairs && n > 0) {
+        unsigned now = hrd_gpus_pairs(j->d->gpus, j->pairs, n);
+        n = now < n ? now : n;
+    }
+    j->machine.pairs = j->pairs;
+    j->machine.npairs = j->pairs ? n : 0;
+}
+
 static void start_job(struct ask *a, uv_work_cb run)
 {
     struct hrd_daemon *d = a->d;
@@ -278,6 +294,7 @@ static void start_job(struct ask *a, uv_work_cb run)
     hrd_machine_here(&j->machine, &j->cfg, j->ifs, n > 0 ? (unsigned)n : 0);
     if (d->verbs)
         j->machine.verbs = d->verbs;
+    take_pairs(j);
     if (a->peer && hrd_peer_info(d, a->peer, &info)) {
         j->naddrs = info.naddrs;
         memcpy(j->addr, info.addr, info.naddrs * sizeof(info.addr[0]));

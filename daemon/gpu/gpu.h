@@ -164,6 +164,23 @@ struct hrd_gpu_info {
 /* Fills at most max; returns how many there are. *pinned: bytes of host memory registered now. */
 unsigned hrd_gpus_info(const struct hrd_gpus *gpus, struct hrd_gpu_info *out, unsigned max, uint64_t *pinned);
 
+enum hrd_pair_state {
+    HRD_PAIR_DIRECT,  /* verified: they access each other */
+    HRD_PAIR_REFUSED, /* the driver says that they cannot */
+    HRD_PAIR_BAD,     /* it says that they can, but copies arrive damaged, late or never */
+};
+
+/* What was found when both were last in use together. */
+struct hrd_gpu_pair_info {
+    char pci[2][16];
+    enum hrd_pair_state state;
+    double bytes_per_s; /* DIRECT: of copies, the slower way */
+    char why[300];      /* otherwise a phrase */
+};
+
+/* Fills at most max; returns how many pairs were ever in use together. Any thread; briefly locks. */
+unsigned hrd_gpus_pairs(const struct hrd_gpus *gpus, struct hrd_gpu_pair_info *out, unsigned max);
+
 /* Why one of these GPUs (bit g: GPU g) is lost, see hrd_gpu_failed(): a sentence that lives as long as gpus. NULL: none of
    them is. Any thread; never blocks. */
 const char *hrd_gpus_lost(const struct hrd_gpus *gpus, uint64_t which);

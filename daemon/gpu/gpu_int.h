@@ -41,6 +41,11 @@ struct gpu_pair {
     _Atomic(const char *) why;
     _Atomic(const char *)
         unreached; /* by kernels of the second: some import of the first. NULL: none. Under the lock */
+    /* Of the pair (lower, higher) alone, under the lock: what the last verification found, also while they are down. */
+    bool verified;
+    enum hrd_pair_state found;
+    double rate;
+    const char *found_why;
 };
 
 struct gpu {

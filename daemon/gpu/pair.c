@@ -216,6 +216,17 @@ static void set_pair(struct gpu *a, struct gpu *b, bool direct, const char *why)
     }
 }
 
+static void remember(struct gpu *a, struct gpu *b, enum hrd_pair_state found, double rate, const char *why)
+{
+    struct gpu_pair *p = a->dev.gpu < b->dev.gpu ? &a->pair[b->dev.gpu] : &b->pair[a->dev.gpu];
+    pthread_mutex_lock(&a->gpus->lock);
+    p->verified = true;
+    p->found = found;
+    p->rate = rate;
+    p->found_why = why;
+    pthread_mutex_unlock(&a->gpus->lock);
+}
+
 static void verify(struct gpu *a, struct gpu *b)
 {
     char why[300] = "";
@@ -224,7 +235,9 @@ static void verify(struct gpu *a, struct gpu *b)
     bool good = possible && with_memory(&t, why, sizeof(why)) == 0;
     if (good)
         hrd_gpu_views_take(a, b); /* a has no imports yet */
-    set_pair(a, b, good, good ? NULL : hrd_gpus_keep(a->gpus, why));
+    const char *kept = good ? NULL : hrd_gpus_keep(a->gpus, why);
+    set_pair(a, b, good, kept);
+    remember(a, b, good ? HRD_PAIR_DIRECT : possible ? HRD_PAIR_BAD : HRD_PAIR_REFUSED, t.rate, kept);
     if (good)
         hrd_info("GPUs %s and %s access each other directly: verified, %.1f GB/s", a->dev.pci, b->dev.pci,
                  t.rate / 1e9);
@@ -271,6 +284,26 @@ void hrd_gpu_pairs_forget(struct gpu *g)
         hrd_gpu_views_drop(g, gpus->gpu[i]);
     }
     pthread_mutex_unlock(&gpus->pair_lock);
+}
+
+unsigned hrd_gpus_pairs(const struct hrd_gpus *gpus, struct hrd_gpu_pair_info *out, unsigned max)
+{
+    struct hrd_gpus *m = (struct hrd_gpus *)(uintptr_t)gpus;
+    unsigned n = 0;
+    pthread_mutex_lock(&m->lock);
+    for (unsigned i = 0; gpus->listing == GPUS_LISTED && i < gpus->n; i++)
+        for (unsigned k = i + 1; k < gpus->n; k++) {
+            const struct gpu_pair *p = &gpus->gpu[i]->pair[k];
+            if (!p->verified || n++ >= max)
+                continue;
+            struct hrd_gpu_pair_info *o = &out[n - 1];
+            *o = (struct hrd_gpu_pair_info){.state = p->found, .bytes_per_s = p->rate};
+            memcpy(o->pci[0], gpus->gpu[i]->dev.pci, sizeof(o->pci[0]));
+            memcpy(o->pci[1], gpus->gpu[k]->dev.pci, sizeof(o->pci[1]));
+            snprintf(o->why, sizeof(o->why), "%s", p->found_why ? p->found_why : "");
+        }
+    pthread_mutex_unlock(&m->lock);
+    return n;
 }
 
 bool hrd_gpus_pair(const struct hrd_gpus *gpus, int16_t a, int16_t b, const char **why)

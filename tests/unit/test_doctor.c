@@ -1,213 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* Each check of the doctor, on a machine where it passes and on one where it does not: files below a directory. */
-#include <errno.h>
-#include <ftw.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "tests/unit/doctor_machine.h"
 
-#include <cmocka.h>
-
-#include "daemon/doctor/doctor.h"
 #include "daemon/doctor/facts.h"
 #include "tests/sim/fake_cm.h"
-#include "tests/sim/fake_verbs.h"
-
-static char root[256];
-static struct hrd_config cfg;
-static struct hrd_netif ifs[8];
-static struct hrd_machine m;
-static unsigned now_mbit, max_mbit;
-static int clock_state;
-static bool looked_bad[64], looked_good[64]; /* by check: every one must have been both */
-
-/* ---- a machine of files ------------------------------------------------------------------------------------ */
-
-static void make_dirs(const char *path)
-{
-    char part[512];
-    snprintf(part, sizeof(part), "%s", path);
-    for (char *at = strchr(part + strlen(root) + 1, '/'); at; at = strchr(at + 1, '/')) {
-        *at = 0;
-        mkdir(part, 0755);
-        *at = '/';
-    }
-}
-
-static void put(const char *path, const char *text)
-{
-    char full[512];
-    snprintf(full, sizeof(full), "%s%s", root, path);
-    make_dirs(full);
-    FILE *f = fopen(full, "w");
-    assert_non_null(f);
-    fprintf(f, "%s\n", text);
-    fclose(f);
-}
-
-static void put_link(const char *path, const char *target)
-{
-    char full[512];
-    snprintf(full, sizeof(full), "%s%s", root, path);
-    make_dirs(full);
-    unlink(full);
-    assert_int_equal(symlink(target, full), 0);
-}
-
-static void gone(const char *path)
-{
-    char full[512];
-    snprintf(full, sizeof(full), "%s%s", root, path);
-    assert_int_equal(unlink(full), 0);
-}
-
-static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *where)
-{
-    (void)st;
-    (void)kind;
-    (void)where;
-    return remove(path);
-}
-
-static unsigned fake_mbit(const char *name, bool most)
-{
-    assert_string_equal(name, "eth0");
-    return most ? max_mbit : now_mbit;
-}
-
-static unsigned fake_mtu(const char *name)
-{
-    assert_string_equal(name, "eth0");
-    return 1500;
-}
-
-static int fake_clock(void)
-{
-    return clock_state;
-}
-
-static void iface(const char *name, const char *addr, unsigned bits)
-{
-    struct hrd_netif *f = &ifs[m.nifs++];
-    memset(f, 0, sizeof(*f));
-    snprintf(f->name, sizeof(f->name), "%s", name);
-    f->index = m.nifs;
-    f->up = true;
-    f->loopback = strcmp(name, "lo") == 0;
-    f->virt = hrd_netif_virtual_name(name);
-    f->bits = bits;
-    assert_int_equal(hrd_addr_parse(addr, 0, &f->addr), 0);
-}
-
-static void set(const char *key, const char *value)
-{
-    char err[256] = "";
-    if (hrd_config_set(&cfg, key, value, err, sizeof(err)) != 0)
-        fail_msg("%s", err);
-}
-
-/* A node of a cluster without RDMA. */
-static int fresh(void **state)
-{
-    (void)state;
-    const char *tmp = getenv("TMPDIR");
-    snprintf(root, sizeof(root), "%s/machine", tmp ? tmp : "/tmp");
-    nftw(root, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-    mkdir(root, 0755);
-    fake_verbs_reset();
-    hrd_config_defaults(&cfg);
-    set("listen", "0.0.0.0");
-    now_mbit = max_mbit = 0;
-    clock_state = 1;
-    m = (struct hrd_machine){.root = root,
-                             .cfg = &cfg,
-                             .ifs = ifs,
-                             .uid = 999,
-                             .verbs = fake_verbs(),
-                             .verbs_why = "libibverbs.so.1 cannot be loaded",
-                             .netif_mbit = fake_mbit,
-                             .netif_mtu = fake_mtu,
-                             .clock_synchronised = fake_clock};
-    iface("lo", "127.0.0.1", 8);
-    iface("eth0", "10.0.0.1", 24);
-    return 0;
-}
-
-/* One more NIC: mlx5_0, of the given link layer, ACTIVE, 100 Gbit/s, on NUMA node 0, fully linked. */
-static void rdma_nic(const char *layer)
-{
-    static const char dev[] = "/sys/class/infiniband/mlx5_0";
-    static const char *const files[][2] = {{"/ports/1/state", "4: ACTIVE"},
-                                           {"/ports/1/rate", "100 Gb/sec (4X EDR)"},
-                                           {"/board_id", "MT_0000000012"},
-                                           {"/device/net/eth0/mtu", "9000"},
-                                           {"/device/current_link_speed", "16.0 GT/s PCIe"},
-                                           {"/device/max_link_speed", "16.0 GT/s PCIe"},
-                                           {"/device/current_link_width", "16"},
-                                           {"/device/max_link_width", "16"},
-                                           {"/device/numa_node", "0"},
-                                           {"/ports/1/gids/0", "fe80:0000:0000:0000:0000:0000:0000:0001"},
-                                           {"/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a00:0001"},
-                                           {"/ports/1/gids/2", "0000:0000:0000:0000:0000:ffff:0a00:0001"},
-                                           {"/ports/1/gid_attrs/types/0", "RoCE v2"},
-                                           {"/ports/1/gid_attrs/types/1", "IB/RoCE v1"},
-                                           {"/ports/1/gid_attrs/types/2", "RoCE v2"}};
-    char path[512];
-    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
-        snprintf(path, sizeof(path), "%s%s", dev, files[i][0]);
-        put(path, files[i][1]);
-    }
-    snprintf(path, sizeof(path), "%s/ports/1/link_layer", dev);
-    put(path, layer);
-    put("/sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0");
-    put("/dev/infiniband/uverbs0", "");
-    snprintf(path, sizeof(path), "%s/dev/infiniband/uverbs0", root);
-    chmod(path, 0666);
-    put("/sys/bus/pci/devices/0000:05:00.0/class", "0x020700");
-    put("/sys/bus/pci/devices/0000:05:00.0/vendor", "0x15b3");
-}
-
-static void gpu(void)
-{
-    put("/sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0/class", "0x030200");
-    put("/sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0/vendor", "0x10de");
-    put_link("/sys/bus/pci/devices/0000:03:00.0", "../../../devices/pci0000:00/0000:00:01.0/0000:03:00.0");
-    put_link("/sys/bus/pci/devices/0000:00:01.0", "../../../devices/pci0000:00/0000:00:01.0");
-}
-
-/* ---- asking ------------------------------------------------------------------------------------------------ */
-
-static struct hrd_finding last;
-
-static void expect(const char *name, enum hrd_verdict verdict, const char *words)
-{
-    unsigned i = 0;
-    while (i < hrd_nchecks && strcmp(hrd_checks[i].name, name) != 0)
-        i++;
-    assert_true(i < hrd_nchecks);
-    last = (struct hrd_finding){.verdict = HRD_SKIP};
-    hrd_checks[i].run(&m, &last);
-    if (last.verdict != verdict || !strstr(last.evidence, words))
-        fail_msg("%s: %s instead of %s, or no '%s': %s", name, hrd_verdict_name(last.verdict),
-                 hrd_verdict_name(verdict), words, last.evidence);
-    looked_good[i] = looked_good[i] || verdict == HRD_PASS;
-    looked_bad[i] = looked_bad[i] || verdict >= HRD_WARN;
-    /* Whatever is wrong has a cause and a remedy; what is right has neither. */
-    assert_int_equal(verdict >= HRD_WARN, last.cause[0] != 0);
-    assert_int_equal(verdict >= HRD_WARN, last.remedy[0] != 0);
-}
-
-static void expect_remedy(const char *words)
-{
-    if (!strstr(last.remedy, words))
-        fail_msg("no '%s' in: %s", words, last.remedy);
-}
 
 /* ---- host -------------------------------------------------------------------------------------------------- */
 
@@ -620,7 +416,7 @@ static void test_rdma_cgroup(void **state)
     expect("rdma-cgroup", HRD_PASS, "high enough");
 }
 
-/* ---- pcie, gpu --------------------------------------------------------------------------------------------- */
+/* ---- pcie -------------------------------------------------------------------------------------------------- */
 
 static void test_pcie_link(void **state)
 {
@@ -645,6 +441,25 @@ static void test_pcie_link(void **state)
     expect("pcie-link", HRD_PASS, "GPU 0000:03:00.0 runs at 2.5 GT/s PCIe x16"); /* idle */
     put("/sys/bus/pci/devices/0000:03:00.0/current_link_width", "8");
     expect("pcie-link", HRD_WARN, "GPU 0000:03:00.0");
+    put("/sys/bus/pci/devices/0000:03:00.0/current_link_width", "16");
+    put("/sys/bus/pci/devices/0000:00:01.0/max_link_speed", "8.0 GT/s PCIe");
+    expect("pcie-link", HRD_PASS, "GPU 0000:03:00.0 runs at"); /* the only one: that is what the board has */
+    static const char *const other[][2] = {{"class", "0x030200"},
+                                           {"vendor", "0x10de"},
+                                           {"current_link_speed", "2.5 GT/s PCIe"},
+                                           {"max_link_speed", "32.0 GT/s PCIe"},
+                                           {"current_link_width", "16"},
+                                           {"max_link_width", "16"}};
+    for (size_t i = 0; i < sizeof(other) / sizeof(other[0]); i++) {
+        char path[128];
+        snprintf(path, sizeof(path), "/sys/devices/pci0000:00/0000:00:02.0/0000:04:00.0/%s", other[i][0]);
+        put(path, other[i][1]);
+    }
+    put("/sys/devices/pci0000:00/0000:00:02.0/max_link_speed", "32.0 GT/s PCIe");
+    put_link("/sys/bus/pci/devices/0000:04:00.0", "../../../devices/pci0000:00/0000:00:02.0/0000:04:00.0");
+    put_link("/sys/bus/pci/devices/0000:00:02.0", "../../../devices/pci0000:00/0000:00:02.0");
+    expect("pcie-link", HRD_WARN,
+           "the slot of GPU 0000:03:00.0 allows 8.0 GT/s, those of other GPUs 32.0 GT/s");
 }
 
 static void test_numa(void **state)
@@ -660,6 +475,15 @@ static void test_numa(void **state)
     expect("numa", HRD_WARN, "mlx5_0 is on NUMA node 0 (processors 0-15,32-47), the daemon may use 16-31");
     put("/proc/self/status", "Name:\threduced\nCpus_allowed_list:\t16-33");
     expect("numa", HRD_PASS, "node 0");
+    gpu();
+    put("/sys/bus/pci/devices/0000:03:00.0/numa_node", "1");
+    expect("numa", HRD_PASS, "1 GPU is on NUMA nodes whose processors and memory");
+    put("/proc/self/status", "Name:\threduced\nCpus_allowed_list:\t0-63\nMems_allowed_list:\t0");
+    expect("numa", HRD_WARN, "GPU 0000:03:00.0 is on NUMA node 1, the daemon may take memory of node 0");
+    expect_remedy("NUMAMask=");
+    put("/proc/self/status", "Name:\threduced\nCpus_allowed_list:\t0-15\nMems_allowed_list:\t0-1");
+    expect("numa", HRD_WARN,
+           "GPU 0000:03:00.0 is on NUMA node 1 (processors 16-31,48-63), the daemon may use 0-15");
     put("/sys/class/infiniband/mlx5_0/device/numa_node", "-1");
     expect("numa", HRD_WARN, "does not say");
 }
@@ -712,41 +536,6 @@ static void test_iommu(void **state)
     expect_remedy("iommu=pt");
 }
 
-static void test_gpu_driver(void **state)
-{
-    (void)state;
-    static const char *const nodes[] = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"};
-    char path[512];
-    expect("gpu-driver", HRD_SKIP, "no NVIDIA GPU");
-    gpu();
-    expect("gpu-driver", HRD_FAIL, "no NVIDIA driver is loaded");
-    put("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug "
-                                       "19 01:15:15 UTC 2023\nGCC version:");
-    expect("gpu-driver", HRD_FAIL, "/dev/nvidiactl: No such file");
-    for (int i = 0; i < 3; i++) {
-        put(nodes[i], "");
-        snprintf(path, sizeof(path), "%s%s", root, nodes[i]);
-        chmod(path, 0666);
-    }
-    expect("gpu-driver", HRD_PASS, "1 GPUs, NVIDIA driver 535.104.05");
-    chmod(path, 0600);
-    expect("gpu-driver", HRD_FAIL, "/dev/nvidia0: Permission denied");
-    expect_remedy("DeviceAllow");
-}
-
-static void test_gpu_direct(void **state)
-{
-    (void)state;
-    expect("gpu-direct", HRD_SKIP, "no NVIDIA GPU");
-    gpu();
-    expect("gpu-direct", HRD_SKIP, "no RDMA device");
-    rdma_nic("InfiniBand");
-    put("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05");
-    expect("gpu-direct", HRD_WARN, "neither nvidia_peermem");
-    put("/sys/module/nvidia_peermem/refcnt", "0");
-    expect("gpu-direct", HRD_PASS, "nvidia_peermem is loaded");
-}
-
 /* ---- the whole --------------------------------------------------------------------------------------------- */
 
 static void test_lists(void **state)
@@ -793,9 +582,7 @@ static void test_here(void **state)
 static void test_every_check_was_both(void **state)
 {
     (void)state;
-    for (unsigned i = 0; i < hrd_nchecks; i++)
-        if (!looked_good[i] || !looked_bad[i])
-            fail_msg("no test makes %s %s", hrd_checks[i].name, looked_good[i] ? "fail" : "pass");
+    every_check_was_both("gpu", true); /* those are in test_doctor_gpu.c */
 }
 
 #define TEST(name) cmocka_unit_test_setup(name, fresh)
@@ -803,22 +590,16 @@ static void test_every_check_was_both(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_kernel),        TEST(test_clock),
-        TEST(test_governor),      TEST(test_memlock),
-        TEST(test_open_files),    TEST(test_map_count),
-        TEST(test_memory_limit),  TEST(test_huge_pages),
-        TEST(test_address),       TEST(test_link_speed),
-        TEST(test_arp),           TEST(test_tcp_buffers),
-        TEST(test_modules),       TEST(test_device),
-        TEST(test_access),        TEST(test_port),
-        TEST(test_rate),          TEST(test_gid),
-        TEST(test_rdma_mtu),      TEST(test_rdma_cgroup),
-        TEST(test_pcie_link),     TEST(test_numa),
-        TEST(test_acs),           TEST(test_iommu),
-        TEST(test_gpu_driver),    TEST(test_gpu_direct),
-        TEST(test_lists),         TEST(test_report),
-        TEST(test_here),          TEST(test_cm),
-        TEST(test_facts_of_rdma), TEST(test_every_check_was_both),
+        TEST(test_kernel),       TEST(test_clock),         TEST(test_governor),
+        TEST(test_memlock),      TEST(test_open_files),    TEST(test_map_count),
+        TEST(test_memory_limit), TEST(test_huge_pages),    TEST(test_address),
+        TEST(test_link_speed),   TEST(test_arp),           TEST(test_tcp_buffers),
+        TEST(test_modules),      TEST(test_device),        TEST(test_access),
+        TEST(test_port),         TEST(test_rate),          TEST(test_gid),
+        TEST(test_rdma_mtu),     TEST(test_rdma_cgroup),   TEST(test_pcie_link),
+        TEST(test_numa),         TEST(test_acs),           TEST(test_iommu),
+        TEST(test_lists),        TEST(test_report),        TEST(test_here),
+        TEST(test_cm),           TEST(test_facts_of_rdma), TEST(test_every_check_was_both),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -413,6 +413,12 @@ static void copies(void)
     CHECK(hrd_gpus_pair(gpus, 0, 1, &why) && !why);
     CHECK(!hrd_gpus_pair(gpus, 0, 2, &why) && strstr(why, "damaged"));
     CHECK(!hrd_gpus_pair(gpus, 1, 2, &why) && strstr(why, "cannot access"));
+    struct hrd_gpu_pair_info found[8];
+    CHECK(hrd_gpus_pairs(gpus, found, 8) == 3 && hrd_gpus_pairs(gpus, NULL, 0) == 3);
+    CHECK(found[0].state == HRD_PAIR_DIRECT && found[0].bytes_per_s > 0 && !found[0].why[0]);
+    CHECK(found[1].state == HRD_PAIR_BAD && strstr(found[1].why, "damaged"));
+    CHECK(strcmp(found[1].pci[0], "0000:10:00.0") == 0 && strcmp(found[1].pci[1], "0000:30:00.0") == 0);
+    CHECK(found[2].state == HRD_PAIR_REFUSED && strstr(found[2].why, "cannot access"));
     unsigned char *plain = malloc(3 * MIB);
     unsigned peers = fake_gpu_calls("MemcpyPeerAsync");
     static const uint64_t sizes[] = {1, 4097, 3 * MIB - 500};

@@ -26,6 +26,7 @@
  *   FAKE_CUDA_ZERO_PAIRS=2-3       copies between them deliver zeros
  *   FAKE_CUDA_HANG_PAIRS=2-3       copies between them never end
  *   FAKE_CUDA_STRICT=0             accepts copies from and to host memory that is not pinned (refused otherwise)
+ *   FAKE_NVML=WORD=N,...           what NVML says (nvml.c), for HREDUCE_NVML_LIBRARY=this file
  *   FAKE_CUDA_WAIT_S=120           a wait longer than this ends the process with a message
  */
 #ifndef FAKE_CUDA_H
