@@ -38,6 +38,9 @@ struct hrd_agent_config {
     struct hrd_gpus
         *gpus; /* NULL: none. Its hrd_gpus_stop() comes before hrd_agent_free(), its hrd_gpus_free() after */
     uint64_t dma_bytes; /* host memory for copies from and to GPUs */
+    /* When work on a GPU that has to end makes no progress for so long, the GPU counts as lost; 0: 10000. As long waits an
+       op that failed for any engine. */
+    uint32_t gpu_stuck_ms;
 };
 
 enum hrd_event_type {

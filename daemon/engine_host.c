@@ -8,10 +8,10 @@
  * thread; and a sleeping thread is woken only when more is queued than would be done by the time it runs.
  */
 #include "daemon/engine.h"
+#include "daemon/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -362,19 +362,10 @@ struct hrd_engine *hrd_engine_host_new(unsigned threads, uint64_t chunk_bytes, i
     e->wake = wake;
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->more, NULL);
-    /* Signals belong to the control thread's loop; SIGBUS is raised at the faulting thread all the same. */
-    sigset_t all, old;
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
     int err = 0;
-    for (; e->nthreads < threads; e->nthreads++) {
-        err = pthread_create(&e->thread[e->nthreads], NULL, reduce_thread, e);
-        if (err)
-            break;
-        pthread_setname_np(e->thread[e->nthreads], "hrd-reduce");
-    }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    while (e->nthreads < threads &&
+           (err = hrd_thread_start(&e->thread[e->nthreads], reduce_thread, e, "hrd-reduce")) == 0)
+        e->nthreads++;
     if (err) {
         host_free(&e->base);
         errno = err;

@@ -4,11 +4,11 @@
 
 #include "daemon/gpu/engine_dma.h"
 #include "daemon/gpu/engine_sm.h"
+#include "daemon/thread.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -126,7 +126,7 @@ static void look_at_rings(struct hrd_agent *a)
 /* GPU streams ring no doorbell. */
 static void look_at_streams(struct hrd_agent *a)
 {
-    for (struct acomm *c = a->comms; c; c = c->next) {
+    for (struct acomm *c = a->streams ? a->comms : NULL; c; c = c->next) {
         if (!c->streams || !hrd_ingest_ready(c))
             continue;
         a->busy++;
@@ -296,12 +296,7 @@ static bool engines_silent(struct hrd_agent *a)
 /* Something will happen of which nobody tells: the agent only naps. */
 static bool must_look(struct hrd_agent *a)
 {
-    if (engines_silent(a))
-        return true;
-    for (const struct acomm *c = a->comms; c; c = c->next)
-        if (c->streams)
-            return true;
-    return false;
+    return a->streams > 0 || engines_silent(a);
 }
 
 static void nap(struct hrd_agent *a)
@@ -486,12 +481,7 @@ int hrd_agent_new(struct hrd_agent **out, const struct hrd_agent_config *cfg, ch
     int err = agent_open(a, errtext, errlen);
     if (!err) {
         atomic_store(&a->heartbeat, now_ns());
-        sigset_t all, old;
-        sigfillset(&all);
-        sigdelset(&all, SIGBUS); /* raised at the faulting thread; guard.c handles it */
-        pthread_sigmask(SIG_SETMASK, &all, &old);
-        err = -pthread_create(&a->thread, NULL, agent_thread, a);
-        pthread_sigmask(SIG_SETMASK, &old, NULL);
+        err = -hrd_thread_start(&a->thread, agent_thread, a, "hrd-agent");
         if (err)
             snprintf(errtext, errlen, "cannot start the agent's thread: %s", strerror(-err));
     }
@@ -499,7 +489,6 @@ int hrd_agent_new(struct hrd_agent **out, const struct hrd_agent_config *cfg, ch
         agent_close(a);
         return err;
     }
-    pthread_setname_np(a->thread, "hrd-agent");
     *out = a;
     return 0;
 }

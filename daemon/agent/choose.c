@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 /* Longer than any launch on an idle GPU takes, far below a time slice. */
 #define WAITED_NS UINT64_C(100000)
@@ -61,21 +62,23 @@ static const char *hint_words(uint8_t overlap)
                                           : "overlap = auto";
 }
 
-/* The words for the path report, only when something changed. */
-static void explain(struct aop *op, const struct achoice *now, uint64_t waited, const char *other)
+/* The words for the path report, only when something changed: they cost time. */
+static void explain(struct aop *op, const struct achoice *now)
 {
     struct acomm *c = op->c;
-    if (c->choice.engine == now->engine && c->choice.overlap == now->overlap && c->choice.gpus == now->gpus)
+    const struct achoice *old = &c->choice;
+    if (old->engine == now->engine && old->overlap == now->overlap && old->gpus == now->gpus &&
+        old->waited_us == now->waited_us && strcmp(old->other, now->other) == 0)
         return;
     c->choice = *now;
     const char *name = now->engine->table->name;
     snprintf(c->stat.engine, sizeof(c->stat.engine), "%s", name);
-    if (other)
+    if (now->other[0])
         snprintf(c->stat.engine_why, sizeof(c->stat.engine_why), "%s; the other engine is out: %s",
-                 hint_words(now->overlap), other);
+                 hint_words(now->overlap), now->other);
     else if (now->overlap == HRP_OVERLAP_AUTO)
         snprintf(c->stat.engine_why, sizeof(c->stat.engine_why),
-                 "overlap = auto, and recent kernels waited %" PRIu64 " us for the GPU", waited / 1000);
+                 "overlap = auto, and recent kernels waited %" PRIu64 " us for the GPU", now->waited_us);
     else
         snprintf(c->stat.engine_why, sizeof(c->stat.engine_why), "%s", hint_words(now->overlap));
 }
@@ -99,6 +102,11 @@ const char *hrd_choose_engine(struct aop *op)
                               (now.overlap == HRP_OVERLAP_AUTO && waited < WAITED_NS));
     op->engine = kernels ? sm : a->engine[HRD_ENGINE_DMA];
     now.engine = op->engine;
-    explain(op, &now, waited, kernels ? no_dma : no_sm);
+    const char *other = kernels ? no_dma : no_sm;
+    if (other)
+        snprintf(now.other, sizeof(now.other), "%s", other);
+    else if (now.overlap == HRP_OVERLAP_AUTO)
+        now.waited_us = waited / 1000;
+    explain(op, &now);
     return NULL;
 }

@@ -2,6 +2,8 @@
 /* The life of a comm on this node: made, failed, left, freed. */
 #include "daemon/agent/types.h"
 
+#include "daemon/gpu/gpu.h"
+
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,6 +16,9 @@
 #else
 #define QUIESCE_TICKS 10u
 #endif
+/* Copies and kernels wait behind what the jobs do on that GPU, and a driver that resets it takes its time. */
+#define GPU_STUCK_MS 10000u
+#define TICK_MS 100u
 #define PARK_NS UINT64_C(5000000000)
 #define ORPHAN_NS UINT64_C(600000000000)
 /* The newest of them are kept: their number is the peers' to choose. */
@@ -150,6 +155,7 @@ void hrd_comm_free(struct acomm *c)
 {
     struct hrd_agent *a = c->a;
     hrd_comm_count(&a->gone, &c->stat);
+    a->streams -= c->streams;
     while (c->ops)
         hrd_op_free(c->ops);
     for (struct acredit *cr = c->credits, *next; cr; cr = next) {
@@ -274,8 +280,7 @@ void hrd_comm_fail(struct acomm *c, uint32_t status, bool tell, const char *fmt,
         atomic_store_explicit(&area->state, HRP_COMM_FAILED, memory_order_release);
     }
     c->stat.failures = 1;
-    c->seen_ticks = 0;
-    c->seen_works = c->works;
+    c->quiet = (struct aquiet){.works = c->works};
     if (c->nleft < c->nlocal)
         hrd_log_event(HRD_LOG_WARNING, HRD_MSGID_COMM_FAILED, c->id, "comm %016" PRIx64 " failed: %s", c->id,
                       c->text);
@@ -388,26 +393,81 @@ void hrd_comm_settle(struct acomm *c)
 
 /* ---- time, and what is not here ------------------------------------------------------------------------------ */
 
-/* Completion waits for the engine alone. If that does not end, memory would be handed back while threads still write
-   it: better no daemon than a corrupting one. */
+/* GPUs that an op gave work to. */
+static uint64_t gpus_at_work(const struct aop *op)
+{
+    const struct acomm *c = op->c;
+    uint64_t gpus = 0;
+    if (op->works == 0 || op->engine == c->a->engine[HRD_ENGINE_HOST])
+        return 0;
+    for (uint32_t i = 0; i < c->nlocal; i++) {
+        const struct hrd_span *span[] = {&op->post[i].in, &op->post[i].out};
+        for (unsigned k = 0; k < 2; k++)
+            if (span[k]->base && span[k]->gpu >= 0)
+                gpus |= UINT64_C(1) << span[k]->gpu;
+    }
+    return gpus;
+}
+
+static unsigned stuck_ticks(const struct hrd_agent *a)
+{
+    return (a->cfg.gpu_stuck_ms ? a->cfg.gpu_stuck_ms : GPU_STUCK_MS) / TICK_MS;
+}
+
+static bool stands_still(struct aquiet *q, unsigned works, unsigned ticks)
+{
+    if (works == 0 || works != q->works) {
+        *q = (struct aquiet){.works = works};
+        return false;
+    }
+    return ++q->ticks > ticks;
+}
+
+/* "3 pieces of engine work did not end within 1 s", or what that says of a GPU, which then is lost. */
+static void stuck_text(struct hrd_agent *a, uint64_t gpus, unsigned works, unsigned ticks, char *text,
+                       size_t len)
+{
+    if (gpus)
+        hrd_gpus_stuck(a->cfg.gpus, gpus, ticks * TICK_MS, text, len);
+    else
+        snprintf(text, len, "%u pieces of engine work did not end within %u s", works,
+                 ticks * TICK_MS / 1000);
+}
+
+/* An op fails when its work has ended. Where it never does, the ranks hear of it by the comm; check_quiesce() does the rest. */
+static void check_failing(struct acomm *c)
+{
+    const unsigned ticks = stuck_ticks(c->a);
+    for (struct aop *op = c->ops; op && !c->failed; op = op->next) {
+        char text[SENTENCE];
+        if (op->state != OP_FAILING || !stands_still(&op->quiet, op->works, ticks))
+            continue;
+        stuck_text(c->a, gpus_at_work(op), op->works, ticks, text, sizeof(text));
+        hrd_comm_fail(c, HRP_SYSTEM, true, "node %s, op %" PRIu64 ", which failed (%.400s): %s",
+                      c->a->node_name, op->op, op->text, text);
+    }
+}
+
+/* Completion waits for the engine alone. If that does not end, memory would be handed back while threads or GPUs still
+   write it: better no daemon than a corrupting one. */
 static void check_quiesce(struct acomm *c)
 {
-    if (!c->failed || c->works == 0 || c->works != c->seen_works) {
-        c->seen_works = c->works;
-        c->seen_ticks = 0;
+    char text[SENTENCE];
+    uint64_t gpus = 0;
+    for (const struct aop *op = c->failed ? c->ops : NULL; op; op = op->next)
+        gpus |= gpus_at_work(op);
+    const unsigned ticks = gpus ? stuck_ticks(c->a) : QUIESCE_TICKS;
+    if (!stands_still(&c->quiet, c->failed ? c->works : 0, ticks))
         return;
-    }
-    if (++c->seen_ticks <= QUIESCE_TICKS)
-        return;
-    hrd_error("communicator %016" PRIx64
-              ": %u pieces of engine work did not end within %u s; aborting the daemon",
-              c->id, c->works, QUIESCE_TICKS / 10);
+    stuck_text(c->a, gpus, c->works, ticks, text, sizeof(text));
+    hrd_error("communicator %016" PRIx64 ": %s; aborting the daemon", c->id, text);
     abort();
 }
 
 void hrd_comm_tick(struct acomm *c)
 {
     hrd_abort_deadlines(c);
+    check_failing(c);
     check_quiesce(c);
     for (uint32_t i = 0; i < c->nlocal; i++) {
         struct arank *r = &c->local[i];

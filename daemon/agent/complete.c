@@ -43,9 +43,11 @@ void hrd_complete_rank(struct acomm *c, struct arank *r, uint64_t op, uint32_t s
 
 void hrd_complete_unwatch(struct acomm *c, struct apost *p)
 {
-    if (p->waiting)
-        c->streams--;
+    if (!p->waiting)
+        return;
     p->waiting = false;
+    c->streams--;
+    c->a->streams--;
 }
 
 static void let_go(struct aop *op, uint32_t i)

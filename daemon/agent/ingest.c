@@ -183,6 +183,7 @@ static void deliver(struct arank *r, const struct hrp_desc *d, const struct apos
     if (post->stream) {
         op->post[r->index].waiting = true;
         c->streams++;
+        c->a->streams++;
     } else {
         start_clock(op, post);
     }

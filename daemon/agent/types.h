@@ -125,6 +125,11 @@ enum aop_state {
     OP_DONE,    /* waits only for older ops, so that the watermark can pass it */
 };
 
+/* For the bound on quiescing: pieces of engine work in flight, and ticks since they were as many. */
+struct aquiet {
+    unsigned works, ticks;
+};
+
 struct aop {
     struct acomm *c;
     uint64_t op;
@@ -149,6 +154,7 @@ struct aop {
     bool marked;   /* OP_MARK sent to everyone */
     bool acked;    /* OP_ACK sent to node 0 */
     bool final;    /* OP_FAILED heard; only the NaN fill is still to end */
+    struct aquiet quiet;
     uint32_t status;
     char text[HRP_OP_TEXT];
     uint16_t *marks;  /* [nnodes] bits of the streams whose OP_MARK came; made on first need */
@@ -227,6 +233,8 @@ struct achoice {
     const struct hrd_engine *engine;
     uint8_t overlap;
     uint64_t gpus;
+    uint64_t waited_us; /* of recent kernels, where that decided */
+    char other[256];    /* why the other engine is out; "": it is not */
 };
 
 struct acomm {
@@ -264,8 +272,7 @@ struct acomm {
     bool filled;   /* the NaN fill of touched outputs was started */
     bool answered; /* pending ops have their error */
     bool mark_sent;
-    unsigned seen_works,
-        seen_ticks; /* for the bound on quiescing: works, and ticks since they were as many */
+    struct aquiet quiet;
     uint32_t status;
     char text[HRP_COMM_TEXT];
     uint16_t *marks;  /* [nnodes] bits of the streams whose COMM_MARK came */
@@ -305,6 +312,7 @@ struct hrd_agent {
     struct asession *sessions;
     struct alink *links;
     struct acomm *comms;
+    unsigned streams;              /* of all comms */
     struct hrd_snapshot_comm gone; /* counters of comms that are no more */
     struct aorphan *orphans;
     struct acomm *bucket[COMM_BUCKETS];

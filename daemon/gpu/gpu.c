@@ -5,7 +5,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +16,9 @@
 #include "daemon/gpu/gpu_int.h"
 #include "daemon/gpu/parts.h"
 #include "daemon/log.h"
+#include "daemon/thread.h"
+
+#define KEPT_MS 100u /* after which a GPU that has to stay up for others asks again whether it may go */
 
 /* ---- small things ----------------------------------------------------------------------------------------- */
 
@@ -54,19 +57,6 @@ static struct timespec after_ms(uint32_t ms)
         t.tv_nsec -= 1000000000;
     }
     return t;
-}
-
-/* Signals are the control loop's. */
-static int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *name)
-{
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(thread, NULL, fn, arg);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (rc == 0)
-        pthread_setname_np(*thread, name);
-    return rc;
 }
 
 /* ---- answers ---------------------------------------------------------------------------------------------- */
@@ -295,12 +285,13 @@ static void close_import(struct gpu *g, struct gpu_request *r)
 
 /* ---- a GPU's thread --------------------------------------------------------------------------------------- */
 
-/* The next request; NULL: the time is up (only while the GPU idles), or it is time to stop. */
-static struct gpu_request *next_request(struct gpu *g)
+/* The next request; NULL: the time is up (only while the GPU idles), or it is time to stop. kept: its time was up already,
+   but others need it. */
+static struct gpu_request *next_request(struct gpu *g, bool kept)
 {
     struct hrd_gpus *gpus = g->gpus;
     bool idle = g->up && !g->imports, timed_out = false;
-    struct timespec until = after_ms(lost(g) ? 0 : gpus->cfg.idle_ms);
+    struct timespec until = after_ms(kept ? KEPT_MS : lost(g) ? 0 : gpus->cfg.idle_ms);
     pthread_mutex_lock(&gpus->lock);
     while (!g->first && !gpus->stop && !timed_out) {
         if (idle)
@@ -329,16 +320,18 @@ static bool stopping(struct hrd_gpus *gpus)
 static void *gpu_thread(void *arg)
 {
     struct gpu *g = arg;
+    bool kept = false;
     for (;;) {
-        struct gpu_request *r = next_request(g);
+        struct gpu_request *r = next_request(g, kept);
+        kept = false;
         if (r && r->answer == HRD_GPU_IMPORTED)
             open_import(g, r);
         else if (r)
             close_import(g, r);
         else if (stopping(g->gpus))
             break;
-        else if (!take_down(g, false)) /* asks again later: a short while, so that it is no burden */
-            nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+        else
+            kept = !take_down(g, false);
     }
     if (g->up)
         take_down(g, true);
@@ -412,7 +405,7 @@ static bool queue_for(struct hrd_gpus *gpus, struct gpu *g, struct gpu_request *
     if (!g->threaded) {
         char name[16];
         snprintf(name, sizeof(name), "hrd-gpu%d", g->dev.gpu);
-        int rc = start_thread(&g->thread, gpu_thread, g, name);
+        int rc = hrd_thread_start(&g->thread, gpu_thread, g, name);
         if (rc != 0) {
             snprintf(why, len, "node %s: a GPU's thread cannot be started: %s", gpus->node_name,
                      strerror(rc));
@@ -495,7 +488,7 @@ void hrd_gpus_import(struct hrd_gpus *gpus, uint64_t sid, uint64_t token, const 
     }
     int rc = 0;
     if (gpus->listing == GPUS_UNKNOWN)
-        rc = start_thread(&gpus->lister, lister_thread, gpus, "hrd-gpus");
+        rc = hrd_thread_start(&gpus->lister, lister_thread, gpus, "hrd-gpus");
     if (rc == 0) {
         gpus->listing = GPUS_LISTING;
         gpus->lister_to_join = true;
@@ -526,28 +519,65 @@ void hrd_gpus_close(struct hrd_gpus *gpus, uint64_t sid, uint64_t token, struct 
 
 /* ---- failures --------------------------------------------------------------------------------------------- */
 
+/* From now on it takes nothing; the first reason stays. */
+static void lose(struct gpu *g, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void lose(struct gpu *g, const char *fmt, ...)
+{
+    struct hrd_gpus *gpus = g->gpus;
+    va_list ap;
+    pthread_mutex_lock(&gpus->lock);
+    bool first = g->lost_why[0] == '\0';
+    if (first) {
+        va_start(ap, fmt);
+        vsnprintf(g->lost_why, sizeof(g->lost_why), fmt, ap);
+        va_end(ap);
+    }
+    atomic_fetch_or_explicit(&gpus->lost, UINT64_C(1) << g->dev.gpu, memory_order_release);
+    pthread_mutex_unlock(&gpus->lock);
+    if (first)
+        hrd_error("%s", g->lost_why);
+}
+
+/* What a person can do about it. */
+static const char *remedy(hrg_result error)
+{
+    switch (error) {
+    case HRG_ERROR_OUT_OF_MEMORY:
+        return "the daemon needs some of its memory: leave more of it free";
+    case HRG_ERROR_ECC_UNCORRECTABLE:
+        return "its memory is damaged: see gpu-health of 'hreducectl doctor', and reset it";
+    default:
+        return hrg_error_is_sticky(error) ? "restart hreduced when its jobs allow it"
+                                          : "see 'hreducectl doctor' and the kernel's log";
+    }
+}
+
 bool hrd_gpu_failed(struct hrd_gpus *gpus, struct hrd_gpu_dev *d, hrg_result error, const char *what,
                     char *why, size_t len)
 {
     char text[128], name[160];
-    struct gpu *g = gpu_of(d);
-    bool sticky = hrg_error_is_sticky(error);
+    (void)gpus;
     hrd_gpu_name(d, name, sizeof(name));
     hrg_error_text(d->drv, error, text, sizeof(text));
-    snprintf(why, len, "%s: %s failed: %s", name, what, text);
-    if (!sticky)
+    snprintf(why, len, "%s: %s failed: %s; %s", name, what, text, remedy(error));
+    if (!hrg_error_is_sticky(error))
         return false;
-    pthread_mutex_lock(&gpus->lock);
-    bool first = g->lost_why[0] == '\0';
-    if (first)
-        snprintf(g->lost_why, sizeof(g->lost_why),
-                 "%s is lost to this daemon since %s failed: %s; restart hreduced when its jobs allow it",
-                 name, what, text);
-    atomic_fetch_or_explicit(&gpus->lost, UINT64_C(1) << d->gpu, memory_order_release);
-    pthread_mutex_unlock(&gpus->lock);
-    if (first)
-        hrd_error("%s", g->lost_why);
+    lose(gpu_of(d), "%s is lost to this daemon since %s failed: %s; %s", name, what, text, remedy(error));
     return true;
+}
+
+void hrd_gpus_stuck(struct hrd_gpus *gpus, uint64_t which, unsigned ms, char *why, size_t len)
+{
+    char name[160];
+    for (uint64_t left = which; left; left &= left - 1) {
+        struct gpu *g = gpus->gpu[__builtin_ctzll(left)];
+        lose(g,
+             "%s is lost to this daemon since work on it did not end within %u.%u s; look for an Xid in the "
+             "kernel's "
+             "log ('hreducectl doctor' as root does), reset it when its jobs have ended, restart hreduced",
+             hrd_gpu_name(&g->dev, name, sizeof(name)), ms / 1000, ms % 1000 / 100);
+    }
+    snprintf(why, len, "%s", hrd_gpus_lost(gpus, which));
 }
 
 const char *hrd_gpus_lost(const struct hrd_gpus *gpus, uint64_t which)

@@ -78,6 +78,10 @@ struct hrd_gpu_dev *hrd_gpus_dev(const struct hrd_gpus *gpus, int16_t gpu);
 bool hrd_gpu_failed(struct hrd_gpus *gpus, struct hrd_gpu_dev *g, hrg_result error, const char *what,
                     char *why, size_t len);
 
+/* Work that the agent gave to these GPUs (bit g: GPU g) did not end within `ms`: they are lost, as after such an error. Writes
+   the sentence about the first of them to why. Any thread. */
+void hrd_gpus_stuck(struct hrd_gpus *gpus, uint64_t which, unsigned ms, char *why, size_t len);
+
 /*
  * Whether these two different GPUs may access each other directly: both said so, and patterns of several sizes went both
  * ways unharmed and in time. False: *why is a phrase that lives as long as gpus. The context of either has access then

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "daemon/gpu/sm_part.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 #include <unistd.h>
 
 #include "daemon/gpu/engine_sm.h"
+#include "daemon/thread.h"
 
 #define WORD_STRIDE 64u /* bytes from word to word */
 #define COUNTER_STRIDE 128u
@@ -240,18 +240,10 @@ static hrg_result make_lane(struct sm_part *p, unsigned i, int priority)
 
 static int start_thread(struct sm_part *p)
 {
-    sigset_t all, old;
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int err = pthread_create(&p->thread, NULL, submit_thread, p);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    char name[16];
+    snprintf(name, sizeof(name), "hrd-sm-%d", p->dev->gpu);
+    int err = hrd_thread_start(&p->thread, submit_thread, p, name);
     p->thread_runs = err == 0;
-    if (!err) {
-        char name[16];
-        snprintf(name, sizeof(name), "hrd-sm-%d", p->dev->gpu);
-        pthread_setname_np(p->thread, name);
-    }
     return err;
 }
 

@@ -68,6 +68,36 @@ uint64_t fake_gpu_random(void)
     return z ^ z >> 31;
 }
 
+#define POOL_WORDS ((size_t)1 << 17)
+#define PIECE ((size_t)64 << 10)
+
+void fake_gpu_fill(void *p, size_t bytes, uint64_t mask)
+{
+    static uint64_t *pool, pool_mask;
+    char *to = p;
+    if (!pool || pool_mask != mask) {
+        pool = realloc(pool, POOL_WORDS * sizeof(*pool));
+        CHECK(pool != NULL);
+        pool_mask = mask;
+        for (size_t i = 0; i < POOL_WORDS; i++)
+            pool[i] = fake_gpu_random() & mask;
+    }
+    for (size_t at = 0; at < bytes; at += PIECE) {
+        size_t n = bytes - at < PIECE ? bytes - at : PIECE;
+        memcpy(to + at, pool + fake_gpu_random() % (POOL_WORDS - PIECE / sizeof(*pool)), n);
+    }
+}
+
+bool fake_gpu_same(const void *a, const void *b, size_t bytes, size_t *at)
+{
+    const unsigned char *x = a, *y = b;
+    if (memcmp(x, y, bytes) == 0)
+        return true;
+    for (*at = 0; x[*at] == y[*at];)
+        ++*at;
+    return false;
+}
+
 void fake_gpu_in_child(void **state)
 {
     const struct fake_gpu_body *b = *state;

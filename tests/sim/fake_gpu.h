@@ -6,6 +6,8 @@
 #ifndef TEST_SIM_FAKE_GPU_H
 #define TEST_SIM_FAKE_GPU_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -35,6 +37,11 @@ unsigned fake_gpu_calls(const char *name);
 /* Fresh numbers, whose seed is printed. */
 void fake_gpu_seed(void);
 uint64_t fake_gpu_random(void);
+/* Random bytes, of which each aligned word is masked. Pieces of one random megabyte: sanitized loops are slow, copies are
+   not. */
+void fake_gpu_fill(void *p, size_t bytes, uint64_t mask);
+/* Whether they are equal; *at: the first byte that is not. */
+bool fake_gpu_same(const void *a, const void *b, size_t bytes, size_t *at);
 
 struct fake_gpu_body {
     void (*run)(void);

@@ -26,7 +26,7 @@
 
 #define NGPUS 4
 #define GPU_BUFFER 2u /* id */
-#define BYTES ((uint64_t)8 << 20)
+#define BYTES ((uint64_t)4 << 20)
 
 static const struct hrg_driver *drv;
 static hrg_ctx ctx[NGPUS];
@@ -152,12 +152,11 @@ static void compare(uint32_t r, const char *what)
     OK(drv->CtxSetCurrent(ctx[k->gpu]));
     OK(drv->MemcpyDtoHAsync(k->got, k->ptr, BYTES, HRG_STREAM_PER_THREAD));
     OK(drv->StreamSynchronize(HRG_STREAM_PER_THREAD));
-    for (uint64_t i = 0; i < BYTES; i++)
-        if (k->got[i] != k->host[i]) {
-            fprintf(stderr, "%s: rank %u, byte %llu: %02x, not %02x\n", what, r, (unsigned long long)i,
-                    k->got[i], k->host[i]);
-            _exit(1);
-        }
+    size_t i;
+    if (!fake_gpu_same(k->got, k->host, BYTES, &i)) {
+        fprintf(stderr, "%s: rank %u, byte %zu: %02x, not %02x\n", what, r, i, k->got[i], k->host[i]);
+        _exit(1);
+    }
 }
 
 static struct hrp_desc describe(uint64_t op, const struct hrp_sig *sig, uint64_t in, uint64_t out,
@@ -185,10 +184,7 @@ static void one_op(uint8_t coll, uint64_t count, bool in_place, uint32_t flags)
     uint32_t *in[SIM_MAX_RANKS];
     for (uint32_t r = 0; r < n; r++) {
         struct gpu_rank *k = &rank[r];
-        for (uint64_t i = 0; i < BYTES; i += 8) {
-            uint64_t v = fake_gpu_random();
-            memcpy(k->host + i, &v, 8);
-        }
+        fake_gpu_fill(k->host, BYTES, UINT64_MAX);
         upload(k);
         in_at[r] = 4 * (fake_gpu_random() % 16);
         out_at[r] = in_place ? in_at[r] : BYTES / 2 + 4 * (fake_gpu_random() % 16);
@@ -283,8 +279,7 @@ static void mixed(void)
     struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 300000, .dtype = HRP_U32, .redop = HRP_SUM};
     uint32_t *host = (uint32_t *)(void *)s.rank[1].pool;
     for (uint32_t r = 0; r < 3; r += 2) {
-        for (uint64_t i = 0; i < BYTES; i++)
-            rank[r].host[i] = (unsigned char)fake_gpu_random();
+        fake_gpu_fill(rank[r].host, BYTES, UINT64_MAX);
         upload(&rank[r]);
     }
     uint32_t *want = malloc(sig.count * 4);
@@ -379,11 +374,84 @@ static void death_in_flight(void)
     stop();
 }
 
+/* Copies that never end: nothing may let go of the op's memory, but its ranks are told, and by which GPU. */
+static void copies_without_end(void)
+{
+    static const uint32_t map[2] = {0, 0};
+    static const int gpu[2] = {1, 1};
+    setenv("FAKE_CUDA_DELAY", "MemcpyDtoHAsync=300000000", 1);
+    struct sim_options o = {.agent = {.gpu_stuck_ms = 1000}};
+    start(1, 2, map, gpu, &o);
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 1000, .dtype = HRP_F32, .redop = HRP_SUM};
+    for (uint32_t r = 0; r < 2; r++) {
+        struct hrp_desc d = describe(++s.rank[r].posted[0], &sig, 0, 0, HRP_DESC_OVERLAP_COMPUTE);
+        d.timeout_ms = 200;
+        sim_push(&s, r, 0, &d, hrp_flag(1, HRP_CHUNK_ALL));
+    }
+    const struct hrp_comm_area *area = hrp_seg_comm(s.rank[1].seg, 0);
+    for (int i = 0; atomic_load_explicit(&area->state, memory_order_acquire) != HRP_COMM_FAILED; i++) {
+        CHECK(i < LIMIT_S * 1000);
+        sim_events(&s);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    char text[HRP_COMM_TEXT + 1];
+    snprintf(text, sizeof(text), "%.*s", (int)area->text_len, area->text);
+    if (area->status != HRP_SYSTEM || !strstr(text, "did not complete within its deadline of 200 ms") ||
+        !strstr(text, "GPU 0000:20:00.0") || !strstr(text, "did not end within 1.0 s"))
+        fprintf(stderr, "%u: %s\n", area->status, text);
+    CHECK(area->status == HRP_SYSTEM && strstr(text, "did not complete within its deadline of 200 ms") &&
+          strstr(text, "GPU 0000:20:00.0") && strstr(text, "did not end within 1.0 s"));
+    CHECK(!sim_done(&s, 0, 0, 1) && hrd_gpus_lost(gpus[0], UINT64_C(1) << 1));
+    _exit(0); /* the daemon's process ends, too: only that stops the copies */
+}
+
+static void engine_why(char *text, size_t len)
+{
+    hrd_agent_query(s.node[0].agent, 5);
+    for (bool got = false; !got;) {
+        for (struct hrd_event *ev = hrd_agent_take_events(s.node[0].agent), *next; ev; ev = next) {
+            next = ev->next;
+            if (ev->snapshot) {
+                snprintf(text, len, "%s", ev->snapshot->comm[0].engine_why);
+                hrd_snapshot_free(ev->snapshot);
+                got = true;
+            }
+            free(ev);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+}
+
+/* The words of the path report follow the reason, also where the choice stays the same. */
+static void reasons_are_fresh(void)
+{
+    static const uint32_t map[2] = {0, 0};
+    static const int gpu[2] = {1, 1};
+    char text[512];
+    struct sim_options o = {0};
+    start(1, 2, map, gpu, &o);
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 1000, .dtype = HRP_F32, .redop = HRP_SUM};
+    struct hrp_desc d = describe(1, &sig, 0, 0, HRP_DESC_OVERLAP_COMPUTE);
+    s.rank[0].posted[0] = 1;
+    sim_push(&s, 0, 0, &d, hrp_flag(1, HRP_CHUNK_ALL));
+    CHECK(sim_post(&s, 1, 0, &sig, 0, 0) == 1); /* in host memory */
+    for (uint32_t r = 0; r < 2; r++)
+        CHECK(sim_wait(&s, r, 0, 1, NULL) == HRP_OK);
+    engine_why(text, sizeof(text));
+    CHECK(strstr(text, "the other engine is out: a local rank's buffer lies in host memory"));
+    one_op(HRP_ALL_REDUCE, 1000, true, HRP_DESC_OVERLAP_COMPUTE);
+    engine_why(text, sizeof(text));
+    CHECK(strstr(text, "overlap = compute") && !strstr(text, "out"));
+    stop();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        FAKE_GPU_TEST(one_node), FAKE_GPU_TEST(one_gpu),     FAKE_GPU_TEST(two_nodes),
-        FAKE_GPU_TEST(mixed),    FAKE_GPU_TEST(failed_copy), FAKE_GPU_TEST(death_in_flight),
+        FAKE_GPU_TEST(one_node),           FAKE_GPU_TEST(one_gpu),
+        FAKE_GPU_TEST(two_nodes),          FAKE_GPU_TEST(mixed),
+        FAKE_GPU_TEST(failed_copy),        FAKE_GPU_TEST(death_in_flight),
+        FAKE_GPU_TEST(copies_without_end), FAKE_GPU_TEST(reasons_are_fresh),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -178,10 +178,7 @@ static void buffer_close(struct buffer *b)
 /* Random bytes; no type has a NaN or an infinity among them when `tame`. */
 static void fill(struct buffer *b, bool tame)
 {
-    for (uint64_t i = 0; i < BYTES; i += 8) {
-        uint64_t v = fake_gpu_random() & (tame ? UINT64_C(0xbfffbfffbfffbfff) : UINT64_MAX);
-        memcpy(b->host + i, &v, 8);
-    }
+    fake_gpu_fill(b->host, BYTES, tame ? UINT64_C(0xbfffbfffbfffbfff) : UINT64_MAX);
     OK(drv->CtxSetCurrent(b->ctx));
     OK(drv->MemcpyHtoDAsync(b->job, b->host, BYTES, HRG_STREAM_PER_THREAD));
     OK(drv->StreamSynchronize(HRG_STREAM_PER_THREAD));
@@ -194,12 +191,12 @@ static void compare(const struct buffer *b, const char *what)
     memset(b->got, 0xee, BYTES);
     OK(drv->MemcpyDtoHAsync(b->got, b->job, BYTES, HRG_STREAM_PER_THREAD));
     OK(drv->StreamSynchronize(HRG_STREAM_PER_THREAD));
-    for (uint64_t i = 0; i < BYTES; i++)
-        if (b->got[i] != b->host[i]) {
-            fprintf(stderr, "%s: byte %llu of a buffer on GPU %d is %02x, not %02x\n", what,
-                    (unsigned long long)i, b->span.gpu, b->got[i], b->host[i]);
-            _exit(1);
-        }
+    size_t i;
+    if (!fake_gpu_same(b->got, b->host, BYTES, &i)) {
+        fprintf(stderr, "%s: byte %zu of a buffer on GPU %d is %02x, not %02x\n", what, i, b->span.gpu,
+                b->got[i], b->host[i]);
+        _exit(1);
+    }
 }
 
 /* ---- work ---------------------------------------------------------------------------------------------------- */
