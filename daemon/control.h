@@ -135,6 +135,8 @@ void hrd_status_event(struct hrd_daemon *d, struct hrd_event *ev); /* SNAPSHOT *
  */
 struct json_t *hrd_sessions_json(struct hrd_daemon *d);
 struct json_t *hrd_members_json(struct hrd_daemon *d);
+/* Set-ups of communicators that failed since the start: one a rank of this node. */
+uint64_t hrd_members_setup_errors(const struct hrd_daemon *d);
 struct json_t *hrd_peers_json(struct hrd_daemon *d);
 /* "nic": what data to other nodes takes, "" when unknown. Connections to the peer port since the start: {"accepted",
    "garbage", "refused", "silent", "lost" (peers), "links_interrupted", "links_mended", "rdmacm_rejected"

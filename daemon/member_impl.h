@@ -159,7 +159,7 @@ struct hrd_members {
     uint64_t last_id;
     uint64_t (*clock)(void); /* ms; tests have their own */
     uv_timer_t timer;
-    uint64_t joined, refused, committed; /* counters for status */
+    uint64_t setup_errors; /* joins of local ranks that ended in one */
 };
 
 /* member.c */

@@ -69,7 +69,7 @@ void hrd_join_drop(struct hrd_daemon *d, struct join *j)
 void hrd_join_fail(struct hrd_daemon *d, struct join *j, uint32_t status, const char *text)
 {
     struct hrd_session *s = hrd_session_find(d, j->sid);
-    d->members->refused++;
+    d->members->setup_errors++;
     if (s) {
         hrd_session_error(s, j->cookie, (enum hrp_status)status, HRP_SCOPE_COMM, "%s", text);
         hrd_session_slot_free(s, j->slot);
@@ -139,7 +139,6 @@ void hrd_join_start(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie
         j->start + (j->config.setup_timeout_ms ? j->config.setup_timeout_ms : d->cfg.setup_timeout_ms);
     j->next = m->joins;
     m->joins = j;
-    m->joined++;
     if (root_is_here(d, j))
         give_to_root(d, j, HRD_SELF);
     else

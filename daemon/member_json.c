@@ -110,3 +110,8 @@ struct json_t *hrd_members_json(struct hrd_daemon *d)
             json_array_append_new(list, pending_json(d, s));
     return list;
 }
+
+uint64_t hrd_members_setup_errors(const struct hrd_daemon *d)
+{
+    return d->members ? d->members->setup_errors : 0;
+}

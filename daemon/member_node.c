@@ -94,7 +94,7 @@ static void setup_failed(struct hrd_daemon *d, struct lcomm *c, uint32_t status,
         if (s)
             hrd_session_error(s, c->local[i].cookie, (enum hrp_status)status, HRP_SCOPE_COMM, "%s", text);
     }
-    d->members->refused += c->roster.nlocal;
+    d->members->setup_errors += c->roster.nlocal;
     if (!by_root)
         vote(d, c->id, c->root_no, status, text);
     enum lcomm_state was = c->state;

@@ -93,7 +93,6 @@ static void commit(struct hrd_daemon *d, struct rset *s)
     for (uint32_t i = 0; i < s->nnodes; i++)
         hrd_member_send(d, s->node[i].no, &msg);
     s->state = RSET_COMMITTED;
-    d->members->committed++;
     hrd_info("%s is made: %u node%s", hrd_key_text(&s->key, key, sizeof(key)), s->nnodes,
              s->nnodes == 1 ? "" : "s");
 }

@@ -345,11 +345,12 @@ static json_t *clients_json(const struct hrd_daemon *d)
                      (json_int_t)t.refused, "faults", (json_int_t)t.faults);
 }
 
-static json_t *totals_json(const struct hrd_snapshot_comm *t)
+static json_t *totals_json(const struct hrd_daemon *d, const struct hrd_snapshot_comm *t)
 {
     static const uint64_t bounds[HRD_NTIMES - 1] = HRD_TIME_BOUNDS;
     json_t *o = json_object(), *times = json_array();
     add_counters(o, t);
+    set_int(o, "setup_errors", hrd_members_setup_errors(d));
     set_int(o, "communicators_failed", t->failures);
     set_int(o, "time_us", t->time_us);
     json_object_set_new(o, "stage_ns", hrd_stages_json(t));
@@ -382,7 +383,7 @@ static void answer_status(const struct question *q, struct hrd_session *s, const
     struct asker who = asker_of(s);
     reply_json(s, q->cookie,
                json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "format", 1, "daemon",
-                         daemon_json(d, snap), "totals", totals_json(&snap->total), "memory",
+                         daemon_json(d, snap), "totals", totals_json(d, &snap->total), "memory",
                          memory_json(d, snap), "clients", clients_json(d), "sessions",
                          filter(hrd_sessions_json(d), &who), "comms", comms_json(d, snap, &who), "peers",
                          peers_json(d, snap), "peer_port", hrd_peer_port_json(d), "gpus", hrd_gpus_json(d)));

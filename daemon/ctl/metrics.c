@@ -79,6 +79,9 @@ static void print_totals(const json_t *totals)
     single("hreduce_ops_total", "counter", "Operations completed on this node.", ctl_int(totals, "ops_done"));
     single("hreduce_op_errors_total", "counter", "Errors given to local ranks, one a rank and operation.",
            ctl_int(totals, "ops_failed"));
+    single("hreduce_setup_errors_total", "counter",
+           "Set-ups of a communicator that failed, one a rank of this node.",
+           ctl_int(totals, "setup_errors"));
     single("hreduce_communicator_failures_total", "counter",
            "Communicators that failed: a rank or peer was lost, or a rank aborted.",
            ctl_int(totals, "communicators_failed"));

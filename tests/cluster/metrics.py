@@ -23,6 +23,13 @@ def work(bytes_, ops):
     import array
     import hclient
 
+    if ops == 0:  # a set-up that is refused
+        try:
+            hclient.Comm.from_name("refused", require=2)  # gdr
+        except hclient.Error as error:
+            assert "gdr" in str(error), error
+            return
+        raise AssertionError("gdr was granted")
     with hclient.Comm.from_name("metrics") as comm:
         data = array.array("f", [1.0]) * (bytes_ // 4)
         for _ in range(ops):
@@ -92,6 +99,11 @@ def main():
         got = [sum(v for k, v in f["hreduce_peer_bytes_total"].items() if 'direction="rx"' in k) for f in after]
         for a, b in ((sent[0], got[1]), (sent[1], got[0])):
             near(a, b, "what one end sent and the other received")
+        job(c, 0, 0)
+        for n in c.nodes:
+            f = scrape(n)
+            assert f["hreduce_setup_errors_total"][None] == 2, f["hreduce_setup_errors_total"]
+            assert f["hreduce_communicator_failures_total"][None] == 0
         for _ in range(8):
             job(c, 4096, 2)
         last = scrape(c.nodes[0])
