@@ -96,8 +96,8 @@ endif
 # Files named for an instruction set are compiled for it; everything else stays at the baseline, and the
 # choice is made at run time.
 ifeq ($(shell uname -m),x86_64)
-%_avx2.o: ISA_CFLAGS := -mavx2 -mf16c
-%_avx512.o: ISA_CFLAGS := -mavx2 -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq
+%_avx2.o %_avx2.ok: ISA_CFLAGS := -mavx2 -mf16c
+%_avx512.o %_avx512.ok: ISA_CFLAGS := -mavx2 -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq
 endif
 
 # Only the daemon and its command line use these; the client library needs libc alone.
@@ -201,15 +201,21 @@ FORCE:
 
 quiet = @printf '  %-4s %s\n' '$(1)' '$@';
 
-$(BUILD)/obj/daemon/%.o $(BUILD)/obj/tests/unit/%.o: PART_CFLAGS := $(DAEMON_CFLAGS)
+$(BUILD)/obj/daemon/%.o $(BUILD)/obj/tests/unit/%.o $(BUILD)/warn/daemon/%.ok $(BUILD)/warn/tests/unit/%.ok: \
+    PART_CFLAGS := $(DAEMON_CFLAGS)
 # An example includes what a user has: the public header alone.
-$(BUILD)/obj/client/examples/%.o: PART_CFLAGS := -Iclient
+$(BUILD)/obj/client/examples/%.o $(BUILD)/warn/client/examples/%.ok: PART_CFLAGS := -Iclient
 # Also where CC was given on the command line.
 $(BUILD)/obj/tests/bench/%_mpi.o: override CC := mpicc
 
 $(BUILD)/obj/%.o: %.c $(BUILD)/obj/flags
 	@mkdir -p $(@D)
 	$(call quiet,CC)$(CC) $(CFLAGS_ALL) $(PART_CFLAGS) $(ISA_CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/warn/%.ok: %.c $(BUILD)/obj/flags
+	@mkdir -p $(@D)
+	$(call quiet,WARN)$(CC) $(CFLAGS_ALL) $(PART_CFLAGS) $(ISA_CFLAGS) -fsyntax-only -MMD -MP -MT $@ -MF $(@:.ok=.d) $< \
+	    && touch $@
 
 $(BUILD)/obj/%.fatbin: %.cu $(BUILD)/obj/flags
 	@mkdir -p $(@D)
@@ -356,10 +362,12 @@ asan:
 tsan:
 	@+$(MAKE) --no-print-directory test BUILD=build-tsan SANITIZE=thread CUDA=0
 
-# A second compiler's warnings; its programs are not run.
+# A second compiler's warnings, and nothing else of it: what it makes is built and run by `make fuzz`.
 clang:
 	$(deps) build test lint
-	@+$(submake) tests BUILD=build-clang CC=clang CUDA=0
+	@+$(submake) warnings BUILD=build-clang CC=clang CUDA=0
+.PHONY: warnings
+warnings: $(ALL_SRC:%.c=$(BUILD)/warn/%.ok)
 
 .PHONY: fuzz fuzzers
 fuzzers: $(FUZZERS)
@@ -511,4 +519,4 @@ help:
 clean:
 	rm -rf build build-asan build-tsan build-clang build-fuzz
 
--include $(shell find $(BUILD)/obj $(LINT)/tidy -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj $(BUILD)/warn $(LINT)/tidy -name '*.d' 2>/dev/null)
