@@ -33,6 +33,7 @@ struct domain {
 struct hrd_arena {
     char *base;
     uint64_t size, used, granule;
+    bool mapped;          /* here */
     struct extent *free;  /* of all who have no range of their own */
     struct extent *spare; /* recycled nodes */
     struct domain *domains;
@@ -265,25 +266,35 @@ void hrd_arena_domain_close(struct hrd_arena *a, uint32_t domain)
 
 /* ---- the arena -------------------------------------------------------------------------------------------- */
 
-struct hrd_arena *hrd_arena_new(uint64_t bytes)
+struct hrd_arena *hrd_arena_over(void *base, uint64_t bytes)
 {
     struct hrd_arena *a = calloc(1, sizeof(*a));
     if (!a)
         return NULL;
-    a->size = round_page(bytes);
+    a->base = base;
+    a->size = bytes / HRD_ARENA_PAGE * HRD_ARENA_PAGE;
     a->granule = round_page(a->size / GRANULES);
     if (a->granule < GRANULE_MIN)
         a->granule = GRANULE_MIN;
     if (a->granule > GRANULE_MAX)
         a->granule = GRANULE_MAX;
-    a->base = mmap(NULL, a->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (a->base == MAP_FAILED) {
-        free(a);
-        return NULL;
-    }
-    (void)madvise(a->base, a->size, MADV_HUGEPAGE); /* a hint: fewer TLB misses where the kernel likes it */
     a->free = node_new(a);
     *a->free = (struct extent){.len = a->size};
+    return a;
+}
+
+struct hrd_arena *hrd_arena_new(uint64_t bytes)
+{
+    uint64_t size = round_page(bytes);
+    void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED)
+        return NULL;
+    (void)madvise(base, size, MADV_HUGEPAGE); /* a hint: fewer TLB misses where the kernel likes it */
+    struct hrd_arena *a = hrd_arena_over(base, size);
+    if (a)
+        a->mapped = true;
+    else
+        munmap(base, size);
     return a;
 }
 
@@ -293,7 +304,8 @@ void hrd_arena_free(struct hrd_arena *a)
         return;
     while (a->domains)
         hrd_arena_domain_close(a, a->domains->id);
-    munmap(a->base, a->size);
+    if (a->mapped)
+        munmap(a->base, a->size);
     list_free(a->free);
     list_free(a->spare);
     free(a);
@@ -342,6 +354,11 @@ uint64_t hrd_arena_size(const struct hrd_arena *a)
 uint64_t hrd_arena_used(const struct hrd_arena *a)
 {
     return a->used;
+}
+
+void hrd_arena_reclaim(struct hrd_arena *a)
+{
+    (void)reclaim(a);
 }
 
 uint64_t hrd_arena_granule(const struct hrd_arena *a)

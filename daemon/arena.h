@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The arena: the daemon's own memory for partials, received blocks and results. One mapping of a fixed size, made at
- * start and touched only by the daemon, the transports and (later) its NICs and GPUs. Owned by the agent thread.
+ * start and touched only by the daemon, the transports, its NICs and GPUs; a GPU whose memory a NIC reaches has one more, in
+ * that memory. Owned by the agent thread.
  *
  * A domain says who may reach an allocation from outside: nobody, or one peer. Domains that were opened lie in ranges of
  * their own, taken from the arena in granules, so that a transport with remote access can register each apart and a
@@ -33,6 +34,8 @@ struct hrd_arena_watch {
 
 /* bytes is rounded up to pages. NULL with errno. */
 struct hrd_arena *hrd_arena_new(uint64_t bytes);
+/* Over memory of the caller's, which is never touched here (a GPU's, say): whole pages. NULL with errno. */
+struct hrd_arena *hrd_arena_over(void *base, uint64_t bytes);
 void hrd_arena_free(struct hrd_arena *a);
 /*
  * From here on allocations of this domain lie in ranges of its own. Ranges without an allocation stay with the domain
@@ -50,6 +53,8 @@ void *hrd_arena_at(const struct hrd_arena *a, uint64_t off);
 uint64_t hrd_arena_size(const struct hrd_arena *a);
 /* Allocated bytes; what domains merely keep is not counted. */
 uint64_t hrd_arena_used(const struct hrd_arena *a);
+/* Ranges in which nothing is allocated leave their domains. */
+void hrd_arena_reclaim(struct hrd_arena *a);
 /* What an opened domain takes at least, where there is room for it. */
 uint64_t hrd_arena_granule(const struct hrd_arena *a);
 

@@ -6,6 +6,7 @@
 #ifndef HRD_TRANSPORT_H
 #define HRD_TRANSPORT_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "proto/data.h"
@@ -62,6 +63,16 @@ struct hrd_link {
     char detail[160];
 };
 
+/* Memory beside the arena that a link may be given: of a GPU. */
+struct hrd_tp_memory {
+    char *base; /* a device address: no CPU can follow it */
+    uint64_t bytes;
+    int dmabuf_fd; /* its owner's, open as long as a link has the memory; -1: none, for this errno: */
+    int dmabuf_err;
+    char device[64]; /* the adapter that was seen to reach it; "": not asked */
+    uint8_t port;
+};
+
 struct hrd_transport {
     const char *name;
     unsigned caps; /* HRD_TP_* */
@@ -92,6 +103,10 @@ struct hrd_transport {
        reaches. Not 0: it cannot be. The other takes such a range away. */
     int (*expose)(struct hrd_link *link, uint64_t off, void *base, uint64_t len);
     void (*withdraw)(struct hrd_link *link, uint64_t off, uint64_t len);
+    /* HRD_TP_RDMA: from now on payloads may lie in this memory too, and expose() may be given ranges of it. 0, or negative
+       errno with a sentence. Blocks while it is pinned. The other ends that: nothing of it is exposed or waits to be sent. */
+    int (*add_memory)(struct hrd_link *link, const struct hrd_tp_memory *m, char *why, size_t len);
+    void (*drop_memory)(struct hrd_link *link, const char *base);
 };
 #define HRD_TP_RDMA 1u /* the peer writes into receive slots by itself */
 

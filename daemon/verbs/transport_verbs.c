@@ -79,7 +79,7 @@ static int verbs_expose(struct hrd_link *base, uint64_t off, void *at, uint64_t 
         free(r);
         return -1;
     }
-    struct hrd_mr_source src = {.addr = at, .len = len};
+    struct hrd_mr_source src = hrd_vlink_source(l, at, len);
     int err = hrd_mr_register(l->dev.v, l->c->pd, &l->c->memory, &src,
                               IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &r->mr, why, sizeof(why));
     if (err) {
@@ -91,6 +91,7 @@ static int verbs_expose(struct hrd_link *base, uint64_t off, void *at, uint64_t 
     }
     r->off = off;
     r->len = len;
+    r->addr = (uintptr_t)at;
     r->next = l->own;
     l->own = r;
     tell_region(l,
@@ -259,18 +260,17 @@ void hrd_vlink_sent(struct vlink *l, struct hrd_tx *tx)
 static bool write_payload(struct batch *b, const struct hrd_tx *tx)
 {
     struct vlink *l = b->l;
-    const struct hrd_verbs_conn *c = l->c;
     const struct region *r = find_region(l->remote, tx->frame.slot, tx->frame.len);
-    const char *at = tx->payload;
+    const struct ibv_mr *from = hrd_vlink_payload(l, tx->payload, tx->frame.len);
     if (!r) {
         hrd_vlink_broken(l, "the peer granted a slot outside of the memory that it opened");
         return false;
     }
-    if (at < c->arena || (uint64_t)(at - c->arena) + tx->frame.len > c->arena_len) {
+    if (!from) {
         hrd_vlink_broken(l, "this daemon wanted to send from memory that is not its arena");
         return false;
     }
-    struct ibv_send_wr *wr = batch_add(b, at, tx->frame.len, c->arena_mr.mr->lkey);
+    struct ibv_send_wr *wr = batch_add(b, tx->payload, tx->frame.len, from->lkey);
     wr->opcode = IBV_WR_RDMA_WRITE;
     wr->wr_id = hrd_wr_id(b->queue, 0);
     wr->wr.rdma.remote_addr = r->addr + (tx->frame.slot - r->off);
@@ -433,7 +433,8 @@ static const char *frame_begin(struct vlink *l, unsigned i, const char *at, uint
         return payload_part(l, i, at + sizeof(q->frame), len - (uint32_t)sizeof(q->frame));
     }
     /* The bytes are there already: where the frame says, and inside of what this peer can reach. */
-    if (q->payload != l->c->arena + q->frame.slot || !find_region(l->own, q->frame.slot, q->frame.len))
+    const struct region *r = find_region(l->own, q->frame.slot, q->frame.len);
+    if (!r || (uintptr_t)q->payload != r->addr + (q->frame.slot - r->off))
         return "data for a slot that this peer was not given";
     return frame_end(l, i);
 }
@@ -777,6 +778,7 @@ static void verbs_close(struct hrd_link *base)
     free_regions(v, l->own);
     free_regions(v, l->remote);
     l->own = l->remote = NULL;
+    hrd_vlink_free_memory(l);
     hrd_vlink_report_sent(l);
     for (unsigned i = 0; i < l->base.nstreams; i++) {
         struct vqueue *q = &l->q[i];
@@ -804,4 +806,6 @@ const struct hrd_transport hrd_transport_verbs = {
     .resume = hrd_vlink_resume,
     .expose = verbs_expose,
     .withdraw = verbs_withdraw,
+    .add_memory = hrd_vlink_add_memory,
+    .drop_memory = hrd_vlink_drop_memory,
 };

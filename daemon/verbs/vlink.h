@@ -46,10 +46,17 @@ struct vqueue {
 };
 
 struct region {
-    uint64_t off, len, addr;
+    uint64_t off, len, addr; /* addr: the owner's */
     uint32_t rkey;
     struct hrd_mr mr; /* of own regions */
     struct region *next;
+};
+
+/* Memory beside the arena. */
+struct vmemory {
+    struct hrd_tp_memory m;
+    struct hrd_mr mr; /* for sending: without remote access */
+    struct vmemory *next;
 };
 
 enum vstate {
@@ -73,6 +80,7 @@ struct vlink {
     char why[400]; /* DRAINING: what failed; "": not known yet. LENT: it cannot be made anew any more */
     struct region *own, *remote;
     unsigned nremote;
+    struct vmemory *memory;
     struct hrd_tx *sent_first, *sent_last; /* done() to be called */
     struct vqueue q[HRD_VERBS_QUEUES_MAX];
 };
@@ -89,6 +97,17 @@ void hrd_vlink_completion(struct vlink *l, const struct ibv_wc *wc);
 void hrd_vlink_describe(struct vlink *l);
 /* The path is new: everything that the peer did not get is sent again. */
 void hrd_vlink_send_again(struct vlink *l);
+
+/* vlink_memory.c */
+/* How a range of the arena or of added memory is registered. */
+struct hrd_mr_source hrd_vlink_source(const struct vlink *l, char *at, uint64_t len);
+/* The region that payload is sent from; NULL: there is none. */
+const struct ibv_mr *hrd_vlink_payload(const struct vlink *l, const char *at, uint64_t len);
+/* hrd_transport.add_memory, .drop_memory */
+int hrd_vlink_add_memory(struct hrd_link *base, const struct hrd_tp_memory *m, char *why, size_t len);
+void hrd_vlink_drop_memory(struct hrd_link *base, const char *at);
+/* All of it; the queue pairs are gone. */
+void hrd_vlink_free_memory(struct vlink *l);
 
 /* vlink_path.c */
 /* The link is lost, for this reason. */

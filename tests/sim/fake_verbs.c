@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/sim/fake_verbs.h"
 
+#include "tests/sim/fake_cuda/fake.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
@@ -11,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -32,7 +35,17 @@ struct fctx {
 struct fmr {
     struct ibv_mr mr;
     int access;
+    char *at; /* where this process has the bytes of mr.addr */
+    bool gpu, mapped;
     struct fmr *next;
+};
+
+/* A write into GPU memory that nobody sees yet. */
+struct late {
+    char *to;
+    size_t len;
+    struct late *next;
+    char bytes[];
 };
 
 struct fcq {
@@ -61,6 +74,7 @@ struct fqp {
 };
 
 uint32_t fake_verbs_stall_ms = 10000;
+void (*fake_verbs_copy)(void *to, bool to_gpu, const void *from, bool from_gpu, size_t len);
 
 static struct {
     pthread_mutex_t lock;
@@ -80,6 +94,9 @@ static struct {
     bool hold, down;
     uint32_t last_key, last_qpn;
     struct ibv_qp_attr last_rtr;
+    bool late, damage_in, damage_out;
+    struct late *first_late, *last_late;
+    uint64_t gpu_in, gpu_out;
     struct fctx *contexts;
     struct fmr *mrs;
     struct fqp *qps;
@@ -265,11 +282,15 @@ static int f_dealloc_pd(struct ibv_pd *pd)
     return gone(pd);
 }
 
-static struct ibv_mr *register_mr(enum fake_call call, struct ibv_pd *pd, void *addr, size_t len, int access)
+static struct ibv_mr *register_mr(enum fake_call call, struct ibv_pd *pd, void *addr, size_t len, int access,
+                                  char *at)
 {
     struct fmr *m = make(call, sizeof(*m));
     if (!m)
         return NULL;
+    m->at = at;
+    m->gpu = call != FAKE_REG_MR;
+    m->mapped = call == FAKE_REG_DMABUF && at;
     m->mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = len};
     m->mr.lkey = m->mr.rkey = ++w.last_key;
     m->access = access;
@@ -281,25 +302,48 @@ static struct ibv_mr *register_mr(enum fake_call call, struct ibv_pd *pd, void *
 
 static struct ibv_mr *f_reg_mr(struct ibv_pd *pd, void *addr, size_t len, int access)
 {
-    return register_mr(FAKE_REG_MR, pd, addr, len, access);
+    uint64_t gpu = (uintptr_t)addr & FAKE_TAG;
+    char *at = (char *)((uintptr_t)addr & ~FAKE_TAG);
+    return register_mr(gpu ? FAKE_REG_PEERMEM : FAKE_REG_MR, pd, addr, len, access, at);
 }
 
 static struct ibv_mr *f_reg_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd,
                                    int access)
 {
-    (void)offset;
-    (void)fd;
-    return register_mr(FAKE_REG_DMABUF, pd, (void *)(uintptr_t)iova, len, access);
+    void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+    if (at == MAP_FAILED) /* of tests that only register */
+        at = NULL;
+    struct ibv_mr *mr = register_mr(FAKE_REG_DMABUF, pd, (void *)(uintptr_t)iova, len, access, at);
+    int err = errno;
+    if (!mr && at)
+        munmap(at, len);
+    errno = err;
+    return mr;
+}
+
+/* The lock is held. */
+static void become_visible(void)
+{
+    while (w.first_late) {
+        struct late *l = w.first_late;
+        w.first_late = l->next;
+        memcpy(l->to, l->bytes, l->len);
+        free(l);
+    }
+    w.last_late = NULL;
 }
 
 static int f_dereg_mr(struct ibv_mr *mr)
 {
     lock();
+    become_visible();
     struct fmr **pm = &w.mrs;
     while (&(*pm)->mr != mr)
         pm = &(*pm)->next;
     struct fmr *m = *pm;
     *pm = m->next;
+    if (m->mapped)
+        munmap(m->at, m->mr.length);
     unlock();
     return gone(m);
 }
@@ -504,9 +548,30 @@ static struct fqp *find_qp(uint32_t qpn)
     return q;
 }
 
-static enum ibv_wc_status do_write(struct fqp *to, const struct ibv_send_wr *wr)
+static char *bytes_of(const struct fmr *m, uint64_t addr)
 {
-    if (wr->sg_list->length == 0) /* no key is looked at */
+    return m->at + (addr - (uintptr_t)m->mr.addr);
+}
+
+static void place(const struct fmr *m, char *to, const char *from, size_t len, bool damage)
+{
+    struct late *l = need(sizeof(*l) + len);
+    *l = (struct late){.to = to, .len = len};
+    memcpy(l->bytes, from, len);
+    l->bytes[len - 1] = (char)(l->bytes[len - 1] ^ damage);
+    if (w.last_late)
+        w.last_late->next = l;
+    else
+        w.first_late = l;
+    w.last_late = l;
+    if (!m->gpu || !w.late)
+        become_visible();
+}
+
+static enum ibv_wc_status do_write(const struct fqp *q, struct fqp *to, const struct ibv_send_wr *wr)
+{
+    const struct ibv_sge *sge = wr->sg_list;
+    if (sge->length == 0) /* no key is looked at */
         return IBV_WC_SUCCESS;
     struct fmr *m = find_mr(wr->wr.rdma.rkey, to->qp.pd, wr->wr.rdma.remote_addr, wr->sg_list->length);
     if (!m || !(m->access & IBV_ACCESS_REMOTE_WRITE)) {
@@ -514,8 +579,19 @@ static enum ibv_wc_status do_write(struct fqp *to, const struct ibv_send_wr *wr)
         to_error(to);
         return IBV_WC_REM_ACCESS_ERR;
     }
-    memcpy((void *)(uintptr_t)wr->wr.rdma.remote_addr, (void *)(uintptr_t)wr->sg_list->addr,
-           wr->sg_list->length);
+    const struct fmr *s =
+        wr->send_flags & IBV_SEND_INLINE ? NULL : find_mr(sge->lkey, q->qp.pd, sge->addr, sge->length);
+    w.gpu_in += m->gpu ? sge->length : 0;
+    w.gpu_out += s && s->gpu ? sge->length : 0;
+    if (!m->at || (s && !s->at)) {
+        assert_non_null(fake_verbs_copy);
+        fake_verbs_copy((void *)(uintptr_t)wr->wr.rdma.remote_addr, m->gpu,
+                        (const void *)(uintptr_t)sge->addr, s && s->gpu, sge->length);
+        return IBV_WC_SUCCESS;
+    }
+    const char *from = s ? bytes_of(s, sge->addr) : (const char *)(uintptr_t)sge->addr;
+    place(m, bytes_of(m, wr->wr.rdma.remote_addr), from, sge->length,
+          (m->gpu && w.damage_in) || (s && s->gpu && w.damage_out));
     return IBV_WC_SUCCESS;
 }
 
@@ -546,13 +622,13 @@ static enum ibv_wc_status do_recv(struct fqp *to, const struct ibv_send_wr *wr, 
     return IBV_WC_SUCCESS;
 }
 
-static enum ibv_wc_status deliver(struct fqp *to, const struct ibv_send_wr *wr)
+static enum ibv_wc_status deliver(const struct fqp *q, struct fqp *to, const struct ibv_send_wr *wr)
 {
     switch (wr->opcode) {
     case IBV_WR_RDMA_WRITE:
-        return do_write(to, wr);
+        return do_write(q, to, wr);
     case IBV_WR_RDMA_WRITE_WITH_IMM: {
-        enum ibv_wc_status s = do_write(to, wr);
+        enum ibv_wc_status s = do_write(q, to, wr);
         return s ? s : do_recv(to, wr, true);
     }
     default:
@@ -579,10 +655,10 @@ static enum ibv_wc_status execute(struct fqp *q, const struct ibv_send_wr *wr)
         w.lose = false;
         if (!w.lose_arrived)
             return IBV_WC_RETRY_EXC_ERR;
-        enum ibv_wc_status s = deliver(to, wr);
+        enum ibv_wc_status s = deliver(q, to, wr);
         return s ? s : IBV_WC_RETRY_EXC_ERR;
     }
-    return deliver(to, wr);
+    return deliver(q, to, wr);
 }
 
 static void run(struct fqp *q, const struct ibv_send_wr *wr)
@@ -708,6 +784,8 @@ void fake_verbs_reset(void)
     w.wc_errors = w.rnr = 0;
     w.lose = false;
     w.hold = w.down = false;
+    w.late = w.damage_in = w.damage_out = false;
+    w.gpu_in = w.gpu_out = 0;
     unlock();
     assert_int_equal(objects, 0);
 }
@@ -809,6 +887,40 @@ void fake_verbs_hold(bool hold)
         q->nheld = 0;
     }
     unlock();
+}
+
+void fake_verbs_gpu(bool late, bool damage_in, bool damage_out)
+{
+    lock();
+    w.late = late;
+    w.damage_in = damage_in;
+    w.damage_out = damage_out;
+    unlock();
+}
+
+void fake_verbs_visible(void)
+{
+    lock();
+    become_visible();
+    unlock();
+}
+
+unsigned fake_verbs_gpu_regions(void)
+{
+    unsigned n = 0;
+    lock();
+    for (const struct fmr *m = w.mrs; m; m = m->next)
+        n += m->gpu;
+    unlock();
+    return n;
+}
+
+uint64_t fake_verbs_gpu_bytes(bool in)
+{
+    lock();
+    uint64_t n = in ? w.gpu_in : w.gpu_out;
+    unlock();
+    return n;
 }
 
 void fake_verbs_event(enum ibv_event_type type, unsigned port)

@@ -37,7 +37,8 @@ struct fake_device {
 /* Calls that can be made to fail. */
 enum fake_call {
     FAKE_ALLOC_PD,
-    FAKE_REG_MR,
+    FAKE_REG_MR,      /* of host memory */
+    FAKE_REG_PEERMEM, /* of an address that the fake CUDA driver gave */
     FAKE_REG_DMABUF,
     FAKE_CREATE_CHANNEL,
     FAKE_CREATE_CQ,
@@ -73,6 +74,20 @@ void fake_verbs_hold(bool hold);
 void fake_verbs_port(bool up);
 /* The address of GID 3 of the first device. */
 void fake_verbs_set_gid(const char *ipv4);
+/*
+ * GPU memory of the fake CUDA driver: a dmabuf is mapped and used as an adapter would, by nobody else's address.
+ * late: what is written there is kept, and lies there only after fake_verbs_visible(). damage: the last byte of what is
+ * written into, or sent from, GPU memory is wrong.
+ */
+void fake_verbs_gpu(bool late, bool damage_in, bool damage_out);
+void fake_verbs_visible(void);
+/* How bytes get from and into GPU memory whose dmabuf cannot be mapped: NULL, they do not. On a real GPU a test has the driver
+   copy them in the adapter's place. */
+extern void (*fake_verbs_copy)(void *to, bool to_gpu, const void *from, bool from_gpu, size_t len);
+/* Regions of GPU memory that are registered now. */
+unsigned fake_verbs_gpu_regions(void);
+/* Bytes that were written into (in) or sent from GPU memory. */
+uint64_t fake_verbs_gpu_bytes(bool in);
 /* Raises an event on every open context. */
 void fake_verbs_event(enum ibv_event_type type, unsigned port);
 /* From now on completion queues hold this many entries, 0: what was asked for. */
