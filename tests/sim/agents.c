@@ -251,7 +251,8 @@ void sim_events(struct sim *s)
                 snprintf(k->last_text, sizeof(k->last_text), "%s", ev->text);
                 break;
             case HRD_EV_SNAPSHOT:
-                hrd_snapshot_free(ev->snapshot);
+                hrd_snapshot_free(k->snapshot);
+                k->snapshot = ev->snapshot;
                 break;
             }
             free(ev);
@@ -319,8 +320,10 @@ void sim_stop(struct sim *s)
             if (now_s() > end)
                 fail_msg("the session of rank %u does not end", r);
         }
-    for (uint32_t n = 0; n < s->nnodes; n++)
+    for (uint32_t n = 0; n < s->nnodes; n++) {
         hrd_agent_free(s->node[n].agent);
+        hrd_snapshot_free(s->node[n].snapshot);
+    }
     for (uint32_t r = 0; r < s->nranks; r++) {
         munmap(s->rank[r].seg, hrp_seg_size(16));
         munmap(s->rank[r].pool, s->rank[r].pool_bytes);

@@ -38,6 +38,7 @@ struct sim_node {
     uint32_t last_status;
     char last_text[HRP_COMM_TEXT];
     char interrupted[HRP_COMM_TEXT]; /* why, the last time */
+    struct hrd_snapshot *snapshot;   /* the last answer to hrd_agent_query() */
 };
 
 struct sim {

@@ -16,6 +16,8 @@ static uint64_t random_state;
 void fake_gpu_use(void)
 {
     char self[4096], path[4200];
+    if (getenv("HREDUCE_TEST_GPU"))
+        return;
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
     CHECK(n > 0);
     self[n] = '\0';
@@ -38,19 +40,32 @@ const struct hrg_driver *fake_gpu_driver(void)
     return drv;
 }
 
-unsigned fake_gpu_calls(const char *name)
+/* A function of the fake driver that the driver does not have; it stays loaded. */
+static void *fake_function(const char *name)
 {
     char why[512];
     const struct hrg_driver *drv = hrg_driver_get(why, sizeof(why));
     CHECK(drv != NULL);
     void *lib = dlopen(drv->library, RTLD_LAZY | RTLD_NOLOAD);
     CHECK(lib != NULL);
-    unsigned (*fn)(const char *);
-    *(void **)&fn = dlsym(lib, "fake_cuda_calls");
+    void *fn = dlsym(lib, name);
     CHECK(fn != NULL);
-    unsigned n = fn(name);
     dlclose(lib);
-    return n;
+    return fn;
+}
+
+unsigned fake_gpu_calls(const char *name)
+{
+    unsigned (*fn)(const char *);
+    *(void **)&fn = fake_function("fake_cuda_calls");
+    return fn(name);
+}
+
+void fake_gpu_on_flush(void (*called)(void))
+{
+    void (*fn)(void (*)(void));
+    *(void **)&fn = fake_function("fake_cuda_on_flush");
+    fn(called);
 }
 
 void fake_gpu_seed(void)

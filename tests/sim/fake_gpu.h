@@ -27,12 +27,15 @@
     } while (0)
 #define OK(call) CHECK((call) == HRG_SUCCESS)
 
-/* From here on this process's CUDA driver is the fake beside the running program, and kernels can be loaded. */
+/* From here on this process's CUDA driver is the fake beside the running program, and kernels can be loaded. With
+   HREDUCE_TEST_GPU in the environment nothing changes: a test that can then runs on a real one. */
 void fake_gpu_use(void);
 /* fake_gpu_use(), loads the driver and starts it. */
 const struct hrg_driver *fake_gpu_driver(void);
 /* How often the driver's function was called in this process: "IpcOpenMemHandle". */
 unsigned fake_gpu_calls(const char *name);
+/* Is called when somebody asks that what an adapter wrote into GPU memory be visible. */
+void fake_gpu_on_flush(void (*fn)(void));
 
 /* Fresh numbers, whose seed is printed. */
 void fake_gpu_seed(void);

@@ -54,6 +54,8 @@
 
 /* For tests: how often cuNAME was called in this process. */
 FAKE_API unsigned fake_cuda_calls(const char *name);
+/* For tests: called by cuFlushGPUDirectRDMAWrites. */
+FAKE_API void fake_cuda_on_flush(void (*fn)(void));
 
 /* ---- devices, contexts, failures (init.c) -------------------------------------------------------------------------- */
 

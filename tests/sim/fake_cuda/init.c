@@ -530,9 +530,19 @@ FAKE_API hrg_result cuCtxEnablePeerAccess(hrg_ctx peer, unsigned flags)
     return atomic_fetch_or(&ctx->peers, bit) & bit ? HRG_ERROR_PEER_ACCESS_ALREADY_ENABLED : HRG_SUCCESS;
 }
 
+static void (*_Atomic on_flush)(void);
+
+FAKE_API void fake_cuda_on_flush(void (*fn)(void))
+{
+    atomic_store(&on_flush, fn);
+}
+
 FAKE_API hrg_result cuFlushGPUDirectRDMAWrites(int target, int scope)
 {
     FAKE_ENTER("FlushGPUDirectRDMAWrites", 0);
+    void (*fn)(void) = atomic_load(&on_flush);
+    if (fn != NULL)
+        fn();
     if (target != HRG_FLUSH_TARGET_CURRENT_CTX ||
         (scope != HRG_FLUSH_TO_OWNER && scope != HRG_FLUSH_TO_ALL_DEVICES))
         return HRG_ERROR_INVALID_VALUE;
