@@ -211,6 +211,10 @@ struct hrd_snapshot_comm {
     char engine[16];      /* of the last op whose buffers were in GPU memory; empty: there was none */
     char engine_why[400]; /* why it was that one, and what kept the others from it */
     char last_plan[256];  /* the plan of the last op in words */
+    /* GPUDirect RDMA, of the last large op whose buffers were in GPU memory: where its blocks lie between reading and
+       writing them (empty: there was none), and why they are not, all of them, where the adapter reaches the GPU. */
+    char gdr_used[256], gdr_why[512], gdr_remedy[240];
+    uint64_t gdr_units, gdr_full; /* units on a GPU; in host memory because there was no room */
 };
 
 struct hrd_snapshot_link {
@@ -222,6 +226,8 @@ struct hrd_snapshot_link {
     uint64_t tx_bytes, rx_bytes, tx_frames, rx_frames;
     uint32_t interruptions, port_downs, device_events;
     bool interrupted; /* now */
+    bool gdr_send, gdr_receive; /* straight from and into GPU memory, where the communicator wants that */
+    char gdr_why[200];          /* why not; empty: never asked, or it is */
 };
 
 struct hrd_snapshot {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/config_value.h"
+#include "daemon/gpu/gdr.h"
 #include "proto/wire.h"
 
 #define HRD_SECTION(title) {.section = title},
@@ -291,6 +292,8 @@ int hrd_config_check(const struct hrd_config *c, hrd_config_report *report, void
            hrd_config_get(c, "algorithm", a, sizeof(a)));
     expect(&k, c->transport != 1 || !(c->require & (HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR)),
            "transport = tcp contradicts require = %s, because tcp is neither verbs nor gdr",
+           hrd_config_get(c, "require", b, sizeof(b)));
+    expect(&k, c->gdr != HRD_GDR_OFF || !(c->require & HRP_REQUIRE_GDR), "gdr = off contradicts require = %s",
            hrd_config_get(c, "require", b, sizeof(b)));
     expect(&k, c->verbs_mtu == UINT32_MAX || (c->verbs_mtu & (c->verbs_mtu - 1)) == 0,
            "verbs_mtu (%u) must be 256, 512, 1024, 2048 or 4096", c->verbs_mtu);

@@ -58,6 +58,8 @@ struct hrd_config {
     bool gpu;
     uint32_t gpu_idle_ms;
     uint64_t dma_bytes; /* pinned memory for copies from and to GPUs */
+    uint8_t gdr;        /* enum hrd_gdr_mode */
+    uint64_t gdr_bytes; /* of each GPU */
 
     uint32_t max_sessions;
     uint32_t max_sessions_per_user;

@@ -21,6 +21,7 @@ enum hrd_key_type {
     HRD_KEY_WIRE,
     HRD_KEY_TRANSPORT,
     HRD_KEY_SETUP,
+    HRD_KEY_GDR,
     HRD_KEY_SIMD,
     HRD_KEY_REQUIRE,
     HRD_KEY_LEVEL,

@@ -12,6 +12,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "daemon/gpu/gdr.h"
 #include "daemon/log.h"
 #include "daemon/text.h"
 #include "kernels/kernels.h"
@@ -34,6 +35,8 @@ static const struct word words_wire[] = {{"type", 0}, {"f32", 1}, {NULL, 0}};
 static const struct word words_transport[] = {{"auto", 0}, {"tcp", 1}, {"verbs", 2}, {NULL, 0}};
 static const struct word words_setup[] = {
     {"auto", HRD_SETUP_AUTO}, {"rdmacm", HRD_SETUP_RDMACM}, {"exchange", HRD_SETUP_EXCHANGE}, {NULL, 0}};
+static const struct word words_gdr[] = {
+    {"auto", HRD_GDR_AUTO}, {"on", HRD_GDR_ON}, {"off", HRD_GDR_OFF}, {NULL, 0}};
 static const struct word words_simd[] = {
     {"auto", 0}, {"scalar", HRK_SCALAR + 1}, {"avx2", HRK_AVX2 + 1}, {"avx512", HRK_AVX512 + 1}, {NULL, 0}};
 static const struct word words_require[] = {
@@ -55,6 +58,8 @@ static const struct word *words_of(enum hrd_key_type type)
         return words_transport;
     case HRD_KEY_SETUP:
         return words_setup;
+    case HRD_KEY_GDR:
+        return words_gdr;
     case HRD_KEY_SIMD:
         return words_simd;
     case HRD_KEY_REQUIRE:

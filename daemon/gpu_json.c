@@ -13,6 +13,8 @@ static json_t *one(const struct hrd_gpu_info *g)
         json_object_set_new(o, "lost", json_string(g->lost));
     if (g->up && g->sm_why[0])
         json_object_set_new(o, "no_sm", json_string(g->sm_why));
+    if (g->up && g->gdr_text[0])
+        json_object_set_new(o, g->gdr ? "gdr" : "no_gdr", json_string(g->gdr_text));
     return o;
 }
 

@@ -106,7 +106,20 @@ static const struct hrd_snapshot_link *find_link(const struct hrd_snapshot *snap
     return NULL;
 }
 
-static json_t *peers_of(const struct hrd_snapshot *snap, const json_t *member)
+/* From where blocks are sent to this peer and where they are received, where the communicator has GPU memory. */
+static void add_directions(json_t *entry, const struct hrd_snapshot_comm *c,
+                           const struct hrd_snapshot_link *l)
+{
+    if (!c->gdr_used[0] || !l)
+        return;
+    json_object_set_new(entry, "send", json_string(l->gdr_send ? "GPU memory" : "host memory"));
+    json_object_set_new(entry, "receive", json_string(l->gdr_receive ? "GPU memory" : "host memory"));
+    if (l->gdr_why[0])
+        json_object_set_new(entry, "gdr_reason", json_string(l->gdr_why));
+}
+
+static json_t *peers_of(const struct hrd_snapshot *snap, const struct hrd_snapshot_comm *c,
+                        const json_t *member)
 {
     const json_t *nodes = json_object_get(member, "nodes"), *node;
     json_t *peers = json_array();
@@ -131,6 +144,7 @@ static json_t *peers_of(const struct hrd_snapshot *snap, const json_t *member)
             json_object_set(entry, "setup", json_object_get(node, "setup"));
         if (json_object_get(node, "setup_reason"))
             json_object_set(entry, "setup_reason", json_object_get(node, "setup_reason"));
+        add_directions(entry, c, l);
         json_array_append_new(peers, entry);
     }
     return peers;
@@ -211,7 +225,7 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
         stage(stages, "exchange", "none: all ranks are on this node");
         return;
     }
-    json_t *peers = peers_of(snap, member);
+    json_t *peers = peers_of(snap, c, member);
     json_int_t streams = json_integer_value(json_object_get(json_array_get(peers, 0), "streams"));
     const char *transport = common_transport(peers);
     const json_t *slow = slow_peer(peers);
@@ -231,6 +245,24 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
                "set transport = tcp");
     }
     json_object_set_new(s, "peers", peers);
+}
+
+/* Where the blocks of large operations over GPU memory lie between the local stages and the exchange. */
+static void memory_stage(json_t *stages, const struct hrd_snapshot_comm *c)
+{
+    char used[320];
+    if (!c->gdr_used[0])
+        return;
+    int n = snprintf(used, sizeof(used), "%s", c->gdr_used);
+    if (c->gdr_units > 0 || c->gdr_full > 0)
+        snprintf(used + n, sizeof(used) - (size_t)n, ", %" PRIu64 " of %" PRIu64 " blocks", c->gdr_units,
+                 c->gdr_units + c->gdr_full);
+    json_t *s = stage(stages, "exchange memory", used);
+    if (c->gdr_why[0])
+        wanted(s, "GPU memory that the adapter reads and writes", c->gdr_why, c->gdr_remedy);
+    else if (c->gdr_full > 0)
+        wanted(s, "GPU memory for all blocks", "there was no room for some",
+               "raise gdr_memory in hreduced.conf");
 }
 
 /* The plan says itself when the configuration decided. "auto" is what the root asked for, for all nodes. */
@@ -301,6 +333,7 @@ json_t *hrd_path_json(struct hrd_daemon *d, const struct hrd_snapshot *snap,
     buffers_stage(stages, c);
     local_stage(stages, "local reduce", snap, c);
     exchange_stage(stages, d, snap, c, member);
+    memory_stage(stages, c);
     algorithm_stage(stages, c, member);
     local_stage(stages, "local broadcast", snap, c);
     json_t *path = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:o}", "comm", id, "layout", layout,

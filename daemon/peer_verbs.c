@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/gpu/gdr.h"
 #include "daemon/peer_impl.h"
 
 /* Between attempts at what was settled: twice as long after each. */
@@ -203,6 +204,8 @@ bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, const struct 
     snprintf(text, sizeof(text), "%s%s%s", dev->text, dev->note[0] ? "; " : "", dev->note);
     say_once(d, text);
     snprintf(d->peers->verbs_device, sizeof(d->peers->verbs_device), "%s", dev->name);
+    if (d->gpus)
+        hrd_gpus_set_nic(d->gpus, dev);
     return true;
 }
 

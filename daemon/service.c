@@ -77,7 +77,9 @@ static int start_gpus(struct service *s, char *err, size_t errlen)
                                  .idle_ms = s->d.cfg.gpu_idle_ms,
                                  .pair_ms = PAIR_MS,
                                  .pair_bytes_per_s = PAIR_BYTES_PER_S,
-                                 .node_name = s->d.node_name};
+                                 .node_name = s->d.node_name,
+                                 .gdr = s->d.cfg.gdr,
+                                 .gdr_bytes = s->d.cfg.gdr_bytes};
     s->d.gpus = hrd_gpus_new(&gc);
     if (s->d.gpus)
         return 0;

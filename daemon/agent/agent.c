@@ -143,6 +143,7 @@ static void close_link(struct alink *l)
     if (link)
         link->tp->close(link);
     hrd_probe_link_closed(l);
+    hrd_pools_link_closed(l);
     hrd_arena_domain_close(l->a->arena, l->peer); /* nobody outside reaches it any more */
 }
 
@@ -197,6 +198,7 @@ static void tick(struct hrd_agent *a)
         next = c->next;
         hrd_comm_tick(c);
     }
+    hrd_pools_tick(a);
 }
 
 static void beat(struct hrd_agent *a)
@@ -441,6 +443,7 @@ static int agent_open(struct hrd_agent *a, char *errtext, size_t errlen)
                  (unsigned long long)a->cfg.arena_bytes, strerror(err));
         return -err;
     }
+    a->host = (struct apool){.arena = a->arena, .gpu = HRD_HOST_MEMORY};
     a->engine[HRD_ENGINE_HOST] = hrd_engine_host_new(a->cfg.threads, a->cfg.chunk_bytes, a->wake.fd);
     if (!a->engine[HRD_ENGINE_HOST]) {
         int err = errno;
@@ -505,6 +508,7 @@ void hrd_agent_free(struct hrd_agent *a)
         close_link(l); /* before the units go whose payload waits there */
     while (a->comms)
         hrd_comm_free(a->comms);
+    hrd_pools_free(a);
     while (a->links) {
         struct alink *l = a->links;
         a->links = l->next;

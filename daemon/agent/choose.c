@@ -88,6 +88,7 @@ const char *hrd_choose_engine(struct aop *op)
     struct hrd_agent *a = op->c->a;
     struct hrd_engine_ask ask;
     look_at_buffers(op, &ask);
+    op->gpus = ask.gpus;
     if (!ask.gpus) {
         op->engine = a->engine[HRD_ENGINE_HOST];
         return NULL;
@@ -98,7 +99,8 @@ const char *hrd_choose_engine(struct aop *op)
         return no_dma;
     struct hrd_engine *sm = a->engine[HRD_ENGINE_SM];
     uint64_t waited = no_sm ? 0 : sm->table->waited(sm, ask.gpus);
-    bool kernels = !no_sm && (no_dma || now.overlap == HRP_OVERLAP_IDLE ||
+    bool gdr = op->c->config.require & HRP_REQUIRE_GDR; /* which kernels alone can use */
+    bool kernels = !no_sm && (no_dma || gdr || now.overlap == HRP_OVERLAP_IDLE ||
                               (now.overlap == HRP_OVERLAP_AUTO && waited < WAITED_NS));
     op->engine = kernels ? sm : a->engine[HRD_ENGINE_DMA];
     now.engine = op->engine;

@@ -141,6 +141,8 @@ void hrd_comm_count(struct hrd_snapshot_comm *sum, const struct hrd_snapshot_com
     sum->tx_bytes += c->tx_bytes;
     sum->rx_bytes += c->rx_bytes;
     sum->time_us += c->time_us;
+    sum->gdr_units += c->gdr_units;
+    sum->gdr_full += c->gdr_full;
     for (unsigned i = 0; i < HRP_NALGOS; i++)
         sum->algo_ops[i] += c->algo_ops[i];
     for (unsigned i = 0; i < HRD_NENGINES; i++)

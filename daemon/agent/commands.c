@@ -461,6 +461,7 @@ static void query(struct hrd_agent *a, uint64_t token)
         o->port_downs = l->link->port_downs;
         o->device_events = l->link->device_events;
         o->interrupted = l->interrupted;
+        hrd_pools_describe(l, o);
     }
     struct hrd_event *ev = xalloc(1, sizeof(*ev));
     ev->type = HRD_EV_SNAPSHOT;

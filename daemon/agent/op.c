@@ -133,6 +133,12 @@ void hrd_op_posted(struct aop *op)
         hrd_abort_report(op, HRP_INVALID_ARGUMENT, "op %" PRIu64 ": %s", op->op, text);
         return;
     }
+    refusal = hrd_pools_choose(op);
+    if (refusal) {
+        hrd_abort_report(op, HRP_UNSUPPORTED, "op %" PRIu64 ": node %s: %s", op->op, c->a->node_name,
+                         refusal);
+        return;
+    }
     op->state = OP_RUNNING;
     c->a->work_to_admit = true;
 }

@@ -198,13 +198,12 @@ static bool running(const struct aop *op)
 static void unit_free(struct aunit *u)
 {
     struct acomm *c = u->op->c;
-    struct hrd_arena *ar = c->a->arena;
     if (u->reserve) {
         c->reserve_busy = false;
     } else {
-        hrd_arena_release(ar, u->send_off, u->send_bytes);
+        hrd_arena_release(u->send_pool->arena, u->send_off, u->send_bytes);
         for (uint32_t p = 0; p < c->nnodes; p++)
-            hrd_arena_release(ar, u->recv_off[p], u->recv_bytes[p]);
+            hrd_arena_release(u->recv_pool->arena, u->recv_off[p], u->recv_bytes[p]);
     }
     c->active--;
     c->a->work_to_admit = true;
@@ -304,9 +303,31 @@ static void step_send(struct aunit *u, uint32_t i)
     hrd_frames_queue(l, tx);
 }
 
+/* What another op of the comm could still do on that device decides how far the failure reaches. */
+static void engine_failed(struct aop *op, const struct hrd_work_error *error)
+{
+    struct acomm *c = op->c;
+    if (error->device_lost)
+        hrd_comm_fail(c, HRP_SYSTEM, true, "node %s, op %" PRIu64 ": %s", c->a->node_name, op->op,
+                      error->text);
+    else
+        hrd_abort_report(op, HRP_SYSTEM, "node %s, op %" PRIu64 ": %s", c->a->node_name, op->op, error->text);
+}
+
+/* An adapter's completion says nothing about when a GPU sees what was written into its memory. */
+static bool inputs_visible(struct aunit *u, uint32_t i)
+{
+    struct hrd_work_error error = {.text = ""};
+    if (hrd_pool_settle(u->op->c->a, u->recv_pool, &error) == 0)
+        return true;
+    u->step[i].failed = true;
+    engine_failed(u->op, &error);
+    return false;
+}
+
 static void step_start(struct aunit *u, uint32_t i)
 {
-    if (!running(u->op))
+    if (!running(u->op) || !inputs_visible(u, i))
         return;
     switch (u->sched->steps[i].kind) {
     case HRD_STEP_RECV:
@@ -332,17 +353,6 @@ static void step_finish(struct aunit *u, uint32_t i)
         if (--u->step[next].waits == 0)
             step_start(u, next);
     }
-}
-
-/* What another op of the comm could still do on that device decides how far the failure reaches. */
-static void engine_failed(struct aop *op, const struct hrd_work_error *error)
-{
-    struct acomm *c = op->c;
-    if (error->device_lost)
-        hrd_comm_fail(c, HRP_SYSTEM, true, "node %s, op %" PRIu64 ": %s", c->a->node_name, op->op,
-                      error->text);
-    else
-        hrd_abort_report(op, HRP_SYSTEM, "node %s, op %" PRIu64 ": %s", c->a->node_name, op->op, error->text);
 }
 
 void hrd_pipeline_work_done(struct aunit *u, uint32_t step, const struct hrd_work_error *error)
@@ -386,6 +396,7 @@ static struct aunit *unit_new(struct aop *op, uint64_t index)
     u->index = index;
     u->sched = s;
     u->left = s->nsteps;
+    u->send_pool = u->recv_pool = &c->a->host;
     u->recv_off = (uint64_t *)(void *)(u->step + s->nsteps);
     u->recv_bytes = u->recv_off + c->nnodes;
     u->credit = u->recv_bytes + c->nnodes;
@@ -407,11 +418,13 @@ static struct aunit *unit_new(struct aop *op, uint64_t index)
     return u;
 }
 
-static bool take_from_pool(struct aunit *u)
+static bool take_from(struct aunit *u, struct apool *send, struct apool *recv)
 {
     struct acomm *c = u->op->c;
-    struct hrd_arena *ar = c->a->arena;
-    u->send_off = hrd_arena_alloc(ar, HRD_DOMAIN_SEND, u->send_bytes);
+    struct hrd_arena *ar = recv->arena;
+    u->send_pool = send;
+    u->recv_pool = recv;
+    u->send_off = hrd_arena_alloc(send->arena, HRD_DOMAIN_SEND, u->send_bytes);
     if (u->send_off == HRD_ARENA_NONE)
         return false;
     for (uint32_t p = 0; p < c->nnodes; p++) {
@@ -425,9 +438,29 @@ static bool take_from_pool(struct aunit *u)
             hrd_arena_release(ar, u->recv_off[p], u->recv_bytes[p]);
             u->recv_off[p] = 0;
         }
-        hrd_arena_release(ar, u->send_off, u->send_bytes);
+        hrd_arena_release(send->arena, u->send_off, u->send_bytes);
         return false;
     }
+    return true;
+}
+
+/* Where the op wants it; what finds no room on a GPU goes through host memory, unless that is no way: then the unit waits, and
+   only the comm's reserve lets its oldest go on. */
+static bool take_from_pool(struct aunit *u)
+{
+    struct aop *op = u->op;
+    struct acomm *c = op->c;
+    struct apool *host = &c->a->host;
+    bool gpu = op->send_pool->gpu >= 0 || op->recv_pool->gpu >= 0;
+    if (gpu && take_from(u, op->send_pool, op->recv_pool)) {
+        c->stat.gdr_units++;
+        return true;
+    }
+    if (gpu && c->config.require & HRP_REQUIRE_GDR)
+        return false;
+    if (!take_from(u, host, host))
+        return false;
+    c->stat.gdr_full += gpu;
     return true;
 }
 
@@ -443,6 +476,8 @@ static bool take_reserve(struct aunit *u)
             return false;
     c->reserve_busy = true;
     u->reserve = true;
+    u->send_pool = u->recv_pool = &c->a->host; /* take_from_pool() may have tried others */
+    c->stat.gdr_full += u->op->send_pool->gpu >= 0 || u->op->recv_pool->gpu >= 0;
     u->send_off = c->reserve_send;
     memcpy(u->recv_off, c->reserve_recv, c->nnodes * sizeof(*u->recv_off));
     return true;
@@ -454,18 +489,19 @@ static void place_steps(struct aunit *u)
     const struct hrd_schedule *s = u->sched;
     struct aop *op = u->op;
     struct acomm *c = op->c;
-    struct hrd_arena *ar = c->a->arena;
     uint64_t off = u->send_off;
     char *stack[64];
     char **buf = s->nbufs <= 64 ? stack : xalloc(s->nbufs, sizeof(*buf));
     for (uint32_t b = 0; b < s->nbufs; b++) {
-        buf[b] = hrd_arena_at(ar, off);
+        buf[b] = hrd_arena_at(u->send_pool->arena, off);
         off +=
             slot_bytes(u->elems[s->buf_block[b]] * hrd_plan_value_size(&op->sig, &op->plan, s->buf_value[b]));
     }
     for (uint32_t i = 0; i < s->nsteps; i++)
-        if (s->steps[i].buf != HRD_NONE)
+        if (s->steps[i].buf != HRD_NONE) {
             u->step[i].mem = buf[s->steps[i].buf];
+            u->step[i].pool = u->send_pool;
+        }
     if (buf != stack)
         free(buf);
     for (uint32_t p = 0; p < c->nnodes; p++) {
@@ -474,7 +510,8 @@ static void place_steps(struct aunit *u)
                           : u->recv_off[p];
         for (uint32_t t = 0; t < s->recvs[p].count; t++) {
             struct astep *st = &u->step[s->list[s->recvs[p].first + t]];
-            st->mem = hrd_arena_at(ar, at);
+            st->mem = hrd_arena_at(u->recv_pool->arena, at);
+            st->pool = u->recv_pool;
             at += slot_bytes(st->bytes);
         }
     }
@@ -506,7 +543,7 @@ static void grant_credits(struct aunit *u)
             continue;
         struct hrp_frame f = hrd_frame(c, HRP_FRAME_CREDIT, u->op->op);
         f.unit = (uint32_t)u->index;
-        f.slot = u->recv_off[p];
+        f.slot = u->recv_pool->first_slot + u->recv_off[p];
         f.sig = u->op->sig;
         f.rank = u->op->sig_rank;
         hrd_frames_send(c, p, 0, &f, NULL);
@@ -584,11 +621,23 @@ static struct aop *next_to_admit(struct acomm *c, bool *oldest)
     return NULL;
 }
 
+/* Asked again at every tick. */
+static bool decided(struct aop *op)
+{
+    const char *refusal = hrd_pools_choose(op);
+    if (refusal)
+        hrd_abort_report(op, HRP_UNSUPPORTED, "op %" PRIu64 ": node %s: %s", op->op, op->c->a->node_name,
+                         refusal);
+    return !refusal && !op->undecided;
+}
+
 static bool admit_one(struct acomm *c)
 {
     bool oldest;
     struct aop *op = next_to_admit(c, &oldest);
     if (!op || c->active + !oldest >= (op->plan.eager ? HRP_OP_SLOTS : DEPTH))
+        return false;
+    if (op->undecided && !decided(op))
         return false;
     struct aunit *u = unit_new(op, op->next_unit);
     if (c->nnodes > 1 && !take_from_pool(u) && !(oldest && take_reserve(u))) {
@@ -740,7 +789,7 @@ struct astep *hrd_pipeline_place(struct acomm *c, uint32_t node, const struct hr
     }
     struct astep *st = &u->step[u->sched->list[m->first + f->tag]];
     if (st->state == STEP_DONE || f->len != st->bytes ||
-        f->slot != u->recv_off[node] + slot_of(u, m, f->tag)) {
+        f->slot != u->recv_pool->first_slot + u->recv_off[node] + slot_of(u, m, f->tag)) {
         *why = st->state == STEP_DONE ? "the same block twice" : "data of a wrong length or for a wrong slot";
         return NULL;
     }
@@ -754,6 +803,7 @@ int hrd_pipeline_data_arrived(struct acomm *c, uint32_t node, const struct hrp_f
         return -1;
     struct aop *op = hrd_op_find(c, f->op);
     struct aunit *u = find_unit(op, f->unit);
+    u->recv_pool->arrived = u->recv_pool->gpu >= 0;
     if (!running(op) || !hrd_op_agrees(op, &f->sig, f->rank, node)) {
         st->state = STEP_DONE;
         return 0;

@@ -5,6 +5,7 @@
  *
  *   ingest.c    ring -> checked descriptor -> struct aop; when all local ranks have posted: plan
  *   choose.c    which engine works for it
+ *   pool.c      in which memory: the arena, or a GPU's that the adapter reaches
  *   pipeline.c  admission of units, their steps: engine work, frames to send, slots to receive into
  *   frames.c    what arrives from peers
  *   complete.c  results to the ranks
@@ -23,6 +24,7 @@
 #include "daemon/agent.h"
 #include "daemon/arena.h"
 #include "daemon/engine.h"
+#include "daemon/gpu/gdr.h"
 #include "daemon/log.h"
 #include "daemon/plan.h"
 #include "daemon/poller.h"
@@ -80,9 +82,29 @@ struct alink {
     bool interrupted;
     char why[SENTENCE];
     char text[HRP_FRAME_TEXT + 1]; /* payload of the failure frame that is arriving */
+    uint64_t gdr, gdr_refused;     /* bit g: it was given the memory of GPU g; its transport refused that */
+    char gdr_why[SENTENCE];        /* the last refusal */
     struct aprobe *probe;          /* under way, see probe.c */
     uint64_t probe_slot;           /* given to the peer for one of its own, or HRD_ARENA_NONE */
     struct alink *next;
+};
+
+/* ---- memory ------------------------------------------------------------------------------------------------- */
+
+/* What units take their memory from: the arena, or one in the memory of a GPU, which is there while ops use it. */
+struct apool {
+    struct hrd_arena *arena;
+    uint64_t first_slot; /* what peers call its offset 0 */
+    int16_t gpu;         /* HRD_HOST_MEMORY: the arena of the daemon */
+    /* of a GPU: */
+    bool arrived; /* something was written by the adapter that kernels may not see yet */
+    bool wide;    /* kernels of other GPUs read it, too */
+    struct apool_link *links;
+};
+
+struct agdr {
+    uint64_t epoch;
+    struct hrd_gdr is;
 };
 
 /* ---- comm, op, unit ---------------------------------------------------------------------------------------- */
@@ -144,11 +166,14 @@ struct aop {
     uint64_t ended_ns[HRD_NSTAGES]; /* when its stages ended; 0: not, or nothing is known */
     bool warned;
     struct hrd_plan plan;
-    struct hrd_engine *engine; /* of all its work; set when it is planned */
-    uint64_t next_unit;        /* first one not admitted */
-    struct aunit *units;       /* admitted and not complete, ascending */
-    unsigned works, txs;       /* in flight */
-    bool touched;              /* some output may have been written */
+    struct hrd_engine *engine;           /* of all its work; set when it is planned, as is: */
+    uint64_t gpus;                       /* bit g: one of its local buffers lies on GPU g */
+    struct apool *send_pool, *recv_pool; /* of its units, as long as there is room */
+    bool undecided;      /* GPU memory is required, and it is just being tried: no unit starts */
+    uint64_t next_unit;  /* first one not admitted */
+    struct aunit *units; /* admitted and not complete, ascending */
+    unsigned works, txs; /* in flight */
+    bool touched;        /* some output may have been written */
     /* failure, see abort.c */
     bool reported; /* to node 0 */
     bool marked;   /* OP_MARK sent to everyone */
@@ -171,6 +196,7 @@ struct astep {
     bool failed;    /* one of its works did not do what it should have */
     char *mem;      /* LOCAL, FOLD: output (or NULL); RECV: slot */
     uint64_t bytes; /* of mem */
+    const struct apool *pool;
     struct hrd_tx tx;
 };
 
@@ -180,6 +206,7 @@ struct aunit {
     const struct hrd_schedule *sched;
     bool reserve;  /* runs in the comm's reserve */
     uint32_t left; /* steps not finished */
+    struct apool *send_pool, *recv_pool;
     uint64_t send_off, send_bytes;
     uint64_t *recv_off, *recv_bytes; /* [nnodes] */
     uint64_t *credit;                /* [nnodes] base slot at that peer, or NO_CREDIT */
@@ -237,6 +264,13 @@ struct achoice {
     char other[256];    /* why the other engine is out; "": it is not */
 };
 
+/* The same for stat.gdr_used. */
+struct agdr_choice {
+    const struct apool *send, *recv;
+    const struct hrd_engine *engine;
+    uint64_t gpus, epoch;
+};
+
 struct acomm {
     struct hrd_agent *a;
     uint64_t id;
@@ -283,6 +317,7 @@ struct acomm {
 
     struct hrd_snapshot_comm stat;
     struct achoice choice;
+    struct agdr_choice gdr_choice;
     uint64_t last_done_ns;
     struct acomm *next, *next_in_bucket;
 };
@@ -296,6 +331,9 @@ struct hrd_agent {
     _Atomic bool stop;
     _Atomic uint64_t heartbeat;
     struct hrd_arena *arena;
+    struct apool host;                       /* over it */
+    struct apool *pool[HRD_GPUS_MAX];        /* by GPU; NULL: not held */
+    struct agdr *gdr;                        /* [HRD_GPUS_MAX] as last heard; NULL: never asked */
     struct hrd_engine *engine[HRD_NENGINES]; /* NULL: this daemon has none */
     struct hrd_poller poller;
     struct hrd_pollable wake; /* eventfd: commands, finished engine work */
@@ -376,6 +414,20 @@ void hrd_op_free(struct aop *op);
 /* choose.c */
 /* Sets op->engine and, for the path report, its name and why. Returns NULL, or why no engine can serve the op. */
 const char *hrd_choose_engine(struct aop *op);
+
+/* pool.c */
+/* Decides where the units of a planned op lie; NULL, or why they cannot lie where `require` wants them. */
+const char *hrd_pools_choose(struct aop *op);
+/* What arrived in this pool is seen by work and sends from here on. 0, or -1 with the error. */
+int hrd_pool_settle(struct hrd_agent *a, struct apool *p, struct hrd_work_error *error);
+/* Gives up what GPUs want back. Ten times a second while the agent is awake, four when it has nothing to do. */
+void hrd_pools_tick(struct hrd_agent *a);
+/* What of GPU memory this link reaches, for the path report. */
+void hrd_pools_describe(const struct alink *l, struct hrd_snapshot_link *out);
+/* The transport has let go of everything. */
+void hrd_pools_link_closed(struct alink *l);
+/* No unit is left. */
+void hrd_pools_free(struct hrd_agent *a);
 
 /* pipeline.c */
 int hrd_pipeline_reserve(struct acomm *c, char *why, size_t len);

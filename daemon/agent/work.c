@@ -37,9 +37,11 @@ static void submit(struct aunit *u, struct hrd_work *w, uint64_t n)
     u->op->engine->table->submit(u->op->engine, w);
 }
 
-static struct hrd_span memory(char *base, uint64_t off)
+/* Of a step's memory. Based on the pool: engines look up what GPUs call a base, and there are few of these. */
+static struct hrd_span memory(const struct astep *st, uint64_t off)
 {
-    return (struct hrd_span){.base = base, .off = off, .gpu = HRD_HOST_MEMORY};
+    char *base = hrd_arena_at(st->pool->arena, 0);
+    return (struct hrd_span){.base = base, .off = (uint64_t)(st->mem - base) + off, .gpu = st->pool->gpu};
 }
 
 static struct arank *local_rank(struct acomm *c, uint32_t rank)
@@ -156,7 +158,7 @@ static void from_ranks(struct aunit *u, uint32_t step)
             if (reduces(op))
                 w->fold = fold_of(u, s, NULL);
             if (u->step[step].mem)
-                add_sink(w, memory(u->step[step].mem, filled * esize));
+                add_sink(w, memory(&u->step[step], filled * esize));
             if (s->kind == HRD_STEP_FUSED)
                 piece_sinks(op, &p, at, w);
             filled += run;
@@ -188,9 +190,9 @@ static void from_partials(struct aunit *u, uint32_t step)
             uint32_t *weight = (uint32_t *)(w->span + nspan);
             w->fold = fold_of(u, s, weight);
             for (uint32_t i = 0; i < s->in_count; i++)
-                w->span[i] = memory(u->step[u->sched->list[s->in_first + i]].mem, filled * in_size);
+                w->span[i] = memory(&u->step[u->sched->list[s->in_first + i]], filled * in_size);
             if (u->step[step].mem)
-                add_sink(w, memory(u->step[step].mem, filled * out_size));
+                add_sink(w, memory(&u->step[step], filled * out_size));
             if (s->final)
                 piece_sinks(op, &p, at, w);
             filled += run;
@@ -216,7 +218,7 @@ static void to_ranks(struct aunit *u, uint32_t step)
         for (uint64_t at = p.off, end = p.off + p.len, run; at < end; at += run) {
             run = hrd_geometry_run(op, at, end - at);
             struct hrd_work *w = work_new(u, step, HRD_WORK_COPY, 1, c->nlocal);
-            w->span[0] = memory(u->step[s->src].mem, filled * esize);
+            w->span[0] = memory(&u->step[s->src], filled * esize);
             piece_sinks(op, &p, at, w);
             filled += run;
             if (w->ndst)

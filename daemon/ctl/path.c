@@ -26,6 +26,11 @@ static void print_stage(const json_t *s)
                    ctl_format("node %" PRId64 " %s: %s, %" PRId64 " streams, %s%s%s", ctl_int(p, "node"),
                               ctl_str(p, "name", "?"), ctl_str(p, "transport", "?"), ctl_int(p, "streams"),
                               ctl_str(p, "address", ""), setup[0] ? ", connected by " : "", setup));
+        if (json_object_get(p, "send"))
+            print_line("", ctl_format("    large blocks sent from %s, received in %s",
+                                      ctl_str(p, "send", "?"), ctl_str(p, "receive", "?")));
+        if (json_object_get(p, "gdr_reason"))
+            print_line("", ctl_format("    because %s", ctl_str(p, "gdr_reason", "")));
     }
     if (json_object_get(s, "why"))
         print_line("    because", ctl_str(s, "why", ""));

@@ -62,6 +62,10 @@ static void print_gpus(const json_t *gpus)
             printf("            %s\n", ctl_str(g, "lost", ""));
         if (json_object_get(g, "no_sm"))
             printf("            no sm engine: %s\n", ctl_str(g, "no_sm", ""));
+        if (json_object_get(g, "gdr"))
+            printf("            GPUDirect RDMA: %s\n", ctl_str(g, "gdr", ""));
+        if (json_object_get(g, "no_gdr"))
+            printf("            no GPUDirect RDMA: %s\n", ctl_str(g, "no_gdr", ""));
     }
 }
 

@@ -172,6 +172,7 @@ static int bring_up(struct gpu *g, char *why, size_t len)
         return -1;
     }
     hrd_gpu_pairs_verify(g);
+    hrd_gpu_gdr_up(g);
     size_t after = free_memory(d);
     if (after == 0)
         after = before;
@@ -184,13 +185,18 @@ static int bring_up(struct gpu *g, char *why, size_t len)
     return 0;
 }
 
-/* No import is open. False: it has to stay up for others, see pin.c. */
+/* No import is open. False: it has to stay up for others, see pin.c, or the agent holds memory of it, see gdr.h. */
 static bool take_down(struct gpu *g, bool force)
 {
     struct hrd_gpu_dev *d = &g->dev;
     char name[160];
-    if (!hrd_gpu_pins_drop(g, force))
+    if (!hrd_gpu_gdr_idle(g, force))
         return false;
+    if (!hrd_gpu_pins_drop(g, force)) {
+        hrd_gpu_gdr_stay(g);
+        return false;
+    }
+    hrd_gpu_gdr_down(g);
     hrd_gpu_pairs_forget(g);
     drop_parts(g);
     d->drv->CtxSetCurrent(NULL);
@@ -245,6 +251,7 @@ static void open_import(struct gpu *g, struct gpu_request *r)
         refuse(g->gpus, r, why);
         return;
     }
+    hrd_gpu_gdr_stay(g);
     struct hrd_gpu_import *i = find_import(g, &r->source);
     if (i && r->source.msg.bytes > i->source.msg.bytes) {
         snprintf(why, sizeof(why), "an allocation of %" PRIu64 " bytes is said to have %" PRIu64 " bytes",
@@ -281,6 +288,13 @@ static void close_import(struct gpu *g, struct gpu_request *r)
     struct hrd_gpu_event *ev = answer_to(r);
     free(r);
     emit(g->gpus, ev);
+}
+
+static void gdr_asked(struct gpu *g, struct gpu_request *r)
+{
+    if (g->up && !lost(g))
+        hrd_gpu_gdr_up(g);
+    free(r);
 }
 
 /* ---- a GPU's thread --------------------------------------------------------------------------------------- */
@@ -324,7 +338,9 @@ static void *gpu_thread(void *arg)
     for (;;) {
         struct gpu_request *r = next_request(g, kept);
         kept = false;
-        if (r && r->answer == HRD_GPU_IMPORTED)
+        if (r && r->gdr)
+            gdr_asked(g, r);
+        else if (r && r->answer == HRD_GPU_IMPORTED)
             open_import(g, r);
         else if (r)
             close_import(g, r);
@@ -421,6 +437,15 @@ static bool queue_for(struct hrd_gpus *gpus, struct gpu *g, struct gpu_request *
     g->last = r;
     pthread_cond_signal(&g->more);
     return true;
+}
+
+void hrd_gpu_ask_gdr(struct gpu *g)
+{
+    struct gpu_request *r = need(sizeof(*r));
+    char why[8];
+    r->gdr = true;
+    if (!queue_for(g->gpus, g, r, why, sizeof(why)))
+        abort(); /* its thread runs: it is up */
 }
 
 /* With the devices listed. */
@@ -608,6 +633,8 @@ unsigned hrd_gpus_info(const struct hrd_gpus *gpus, struct hrd_gpu_info *out, un
             memcpy(o->pci, g->dev.pci, sizeof(o->pci));
             memcpy(o->name, g->dev.name, sizeof(o->name));
             memcpy(o->lost, g->lost_why, sizeof(o->lost));
+            o->gdr = g->gdr.is.ready;
+            snprintf(o->gdr_text, sizeof(o->gdr_text), "%s", o->gdr ? g->gdr.is.used : g->gdr.is.why);
             memcpy(o->sm_why, g->up ? g->dev.part_why[HRD_GPU_SM] : "", g->up ? sizeof(o->sm_why) : 1);
         }
         n++;

@@ -37,6 +37,10 @@ struct hrd_gpus_config {
     uint64_t
         pair_bytes_per_s;  /* a pair that copies more slowly goes through host memory; 0: none is too slow */
     const char *node_name; /* for sentences; copied */
+    uint8_t gdr;           /* enum hrd_gdr_mode, see gdr.h */
+    uint64_t gdr_bytes;    /* memory on each GPU that the RDMA adapter reaches */
+    const char
+        *topology; /* NULL: this machine's; or a file as for hrd_topo_load(), which stays the caller's */
 };
 
 /* ---- a GPU, as its engines see it ------------------------------------------------------------------------- */
@@ -163,6 +167,8 @@ struct hrd_gpu_info {
     uint64_t import_bytes;
     uint64_t device_bytes; /* GPU memory that the daemon's context and engines took when the GPU came up */
     char sm_why[200];      /* why it has no sm engine; empty: it has */
+    bool gdr;              /* the RDMA adapter reaches memory of it; how, or why not: */
+    char gdr_text[400];
 };
 
 /* Fills at most max; returns how many there are. *pinned: bytes of host memory registered now. */

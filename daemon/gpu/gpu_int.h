@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Inside daemon/gpu: shared by gpu.c, import.c, pair.c, pin.c and view.c only. */
+/* Inside daemon/gpu: shared by gdr.c, gpu.c, import.c, pair.c, pin.c and view.c only. */
 #ifndef HRD_GPU_INT_H
 #define HRD_GPU_INT_H
 
 #include <pthread.h>
 
+#include "daemon/gpu/gdr.h"
 #include "daemon/gpu/gpu.h"
+#include "daemon/verbs/device.h"
 
 #define HRD_GPU_PINS 4
 
@@ -32,6 +34,7 @@ struct gpu_request {
     uint64_t sid, token;
     struct hrd_gpu_source source;
     struct hrd_gpu_import *import;
+    bool gdr; /* instead of all that: the adapter is known now */
     struct gpu_request *next;
 };
 
@@ -48,6 +51,14 @@ struct gpu_pair {
     const char *found_why;
 };
 
+struct gpu_gdr {
+    struct hrd_gdr is;
+    bool held; /* by the agent */
+    /* Of the GPU's thread; constant while it is ready. */
+    int ordering; /* HRG_ORDERING_* */
+    bool can_flush;
+};
+
 struct gpu {
     struct hrd_gpu_dev dev;
     struct hrd_gpus *gpus;
@@ -62,6 +73,7 @@ struct gpu {
     struct hrd_gpu_import *imports;
     uint32_t nimports;
     uint64_t import_bytes, device_bytes;
+    struct gpu_gdr gdr;
     struct gpu_pair pair[HRD_GPUS_MAX];
 };
 
@@ -94,6 +106,9 @@ struct hrd_gpus {
     struct gpu *gpu[HRD_GPUS_MAX];
     _Atomic uint64_t lost; /* bit g: an error after which the context of GPU g can do nothing */
     struct text *texts;    /* of pairs */
+    bool have_nic;
+    struct hrd_verbs_device nic;
+    _Atomic uint64_t gdr_epoch;
 
     pthread_mutex_t pin_lock; /* taken before the other, and held over calls that block */
     struct pinned_range range[HRD_GPU_PINS];
@@ -109,6 +124,19 @@ struct hrd_gpus {
 /* gpu.c */
 /* "GPU 0000:18:00.0 (NVIDIA H200)"; returns buf. */
 const char *hrd_gpu_name(const struct hrd_gpu_dev *d, char *buf, size_t len);
+
+/* Under the lock; g is up. Its thread will call hrd_gpu_gdr_up(). */
+void hrd_gpu_ask_gdr(struct gpu *g);
+
+/* gdr.c: all on the thread of g, whose context is current. */
+/* g is up: gives it memory for the adapter, unless it has some, there is no adapter, or it does not reach it. */
+void hrd_gpu_gdr_up(struct gpu *g);
+/* g is to go down: asks the agent for that memory. False: the agent holds it still; with `force` it is waited for. */
+bool hrd_gpu_gdr_idle(struct gpu *g, bool force);
+/* It stays up after all. */
+void hrd_gpu_gdr_stay(struct gpu *g);
+/* It goes down: the memory is freed. */
+void hrd_gpu_gdr_down(struct gpu *g);
 
 /* pin.c: all on the thread of g, whose context is current. */
 /* g comes up, and nothing of that can fail any more: registers the ranges when it is the first. 0, or -1 with a sentence. */

@@ -134,6 +134,12 @@ uint64_t hrd_gpus_view(const struct hrd_gpus *gpus, int16_t owner, int16_t at, u
     for (const struct hrd_gpu_import *i = gpus->gpu[owner]->imports; i && !found; i = i->next)
         if (addr >= i->ptr && addr - i->ptr < i->source.msg.bytes && i->view[at].ptr)
             found = i->view[at].ptr + (addr - i->ptr);
+    /* What this process allocated has one address for all who have access. */
+    const struct hrd_tp_memory *own = &gpus->gpu[owner]->gdr.is.memory;
+    uint64_t base = (uintptr_t)own->base;
+    if (!found && own->base && addr >= base && addr - base < own->bytes &&
+        atomic_load_explicit(&gpus->gpu[owner]->pair[at].direct, memory_order_acquire))
+        found = addr;
     pthread_mutex_unlock(&m->lock);
     return found;
 }

@@ -91,10 +91,52 @@ static void test_peers(void **state)
     json_decref(path);
 }
 
+/* What GPUDirect RDMA does is a stage of its own, and each peer has both directions. */
+static void test_gdr(void **state)
+{
+    (void)state;
+    static struct hrd_daemon d;
+    static struct hrd_snapshot_link link = {
+        .peer = 11, .nstreams = 2, .transport = "verbs", .gdr_receive = true};
+    struct hrd_snapshot snap = {.threads = 2, .simd = "avx2", .nlinks = 1, .link = &link};
+    struct hrd_snapshot_comm c = {.comm = 1, .nranks = 2, .nnodes = 2, .nlocal = 1};
+    json_t *member =
+        json_pack("{s:s, s:s, s:[{s:s, s:i}, {s:s, s:i, s:i, s:i}]}", "transport", "auto", "algorithm",
+                  "auto", "nodes", "name", "n0", "ranks", 1, "name", "n1", "ranks", 1, "peer", 1, "link", 11);
+    char line[1024];
+    json_t *path = hrd_path_json(&d, &snap, &c, member);
+    hrd_path_line(path, line, sizeof(line));
+    assert_null(strstr(line, "exchange memory"));
+    json_decref(path);
+    snprintf(c.gdr_used, sizeof(c.gdr_used), "memory of GPU 0000:10:00.0, written by mlx5_0 port 1 (way)");
+    snprintf(c.gdr_why, sizeof(c.gdr_why), "mlx5_0 does not read memory of GPU 0000:10:00.0: damaged");
+    snprintf(c.gdr_remedy, sizeof(c.gdr_remedy), "switch off ACS");
+    c.gdr_units = 3;
+    c.gdr_full = 1;
+    path = hrd_path_json(&d, &snap, &c, member);
+    hrd_path_line(path, line, sizeof(line));
+    says(line, "exchange memory: memory of GPU 0000:10:00.0 instead of GPU memory that the adapter reads and "
+               "writes: mlx5_0 does not read memory of GPU 0000:10:00.0: damaged (written by mlx5_0 port 1 "
+               "(way), 3 of 4 blocks)");
+    const json_t *stages = json_object_get(path, "stages"), *s, *peer;
+    size_t i;
+    json_array_foreach(stages, i, s)
+    {
+        peer = json_array_get(json_object_get(s, "peers"), 0);
+        if (!peer)
+            continue;
+        assert_string_equal(json_string_value(json_object_get(peer, "send")), "host memory");
+        assert_string_equal(json_string_value(json_object_get(peer, "receive")), "GPU memory");
+    }
+    json_decref(path);
+    json_decref(member);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exchange),
+        cmocka_unit_test(test_gdr),
         cmocka_unit_test(test_peers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
