@@ -225,7 +225,7 @@ struct hrd_snapshot_link {
     char detail[160]; /* local and remote address, in words of the transport */
     uint64_t tx_bytes, rx_bytes, tx_frames, rx_frames;
     uint32_t interruptions, port_downs, device_events;
-    bool interrupted; /* now */
+    bool interrupted;           /* now */
     bool gdr_send, gdr_receive; /* straight from and into GPU memory, where the communicator wants that */
     char gdr_why[200];          /* why not; empty: never asked, or it is */
 };

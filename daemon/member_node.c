@@ -230,7 +230,8 @@ static void name_ends(const struct lcomm *c, uint32_t other, const char **first,
 static bool links_serve(struct hrd_daemon *d, struct lcomm *c)
 {
     const struct hrp_comm_config *cfg = &c->roster.config;
-    bool verbs = cfg->transport == 2 || (cfg->require | d->cfg.require) & HRP_REQUIRE_VERBS;
+    uint32_t require = (cfg->require | d->cfg.require) & (HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR);
+    bool verbs = cfg->transport == 2 || require;
     char text[HRP_COMM_TEXT], key[128];
     const char *first, *second;
     for (uint32_t i = 0; verbs && i < c->roster.nnodes; i++) {
@@ -241,7 +242,10 @@ static bool links_serve(struct hrd_daemon *d, struct lcomm *c)
         name_ends(c, i, &first, &second);
         snprintf(text, sizeof(text),
                  "%s was not made: %s was asked for, but nodes %s and %s exchange over tcp: %s", key,
-                 cfg->transport == 2 ? "transport = verbs" : "require = verbs", first, second, why);
+                 cfg->transport == 2           ? "transport = verbs"
+                 : require & HRP_REQUIRE_VERBS ? "require = verbs"
+                                               : "require = gdr",
+                 first, second, why);
         setup_failed(d, c, HRP_UNSUPPORTED, text, false);
         return false;
     }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/gpu/gdr.h"
 #include "daemon/member_impl.h"
 
 /* ---- configuration -------------------------------------------------------------------------------------- */
@@ -41,12 +42,19 @@ uint32_t hrd_config_possible(const struct hrp_comm_config *c, const struct hrd_c
                                                            : "transport = verbs stands in its hreduced.conf");
         return HRP_UNSUPPORTED;
     }
-    const char *what = require & HRP_REQUIRE_GDR   ? "require = gdr"
-                       : require & HRP_REQUIRE_P2P ? "require = p2p"
-                                                   : NULL;
-    if (!what)
+    /* Whether an adapter reaches a GPU is known only with an operation's memory: see agent/pool.c. */
+    const char *off = !(require & HRP_REQUIRE_GDR) || !own ? NULL
+                      : !own->gpu                          ? "gpu = off stands in its hreduced.conf"
+                      : own->gdr == HRD_GDR_OFF            ? "gdr = off stands in its hreduced.conf"
+                      : c->transport == HRD_WANT_TCP       ? "so was transport = tcp"
+                                                           : NULL;
+    if (off) {
+        snprintf(why, len, "require = gdr was asked for, but %s", off);
+        return HRP_UNSUPPORTED;
+    }
+    if (!(require & HRP_REQUIRE_P2P))
         return HRP_OK;
-    snprintf(why, len, "%s was asked for, but this version moves data through host memory only", what);
+    snprintf(why, len, "require = p2p was asked for, but this version moves data through host memory only");
     return HRP_UNSUPPORTED;
 }
 

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-#include "tests/sim/fake_verbs.h"
+#include "tests/sim/fake_verbs_int.h"
 
-#include "tests/sim/fake_cuda/fake.h"
-
-#include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -19,97 +16,20 @@
 #include <cmocka.h>
 
 #include "tests/sim/fake_cm.h"
+#include "tests/sim/fake_cuda/fake.h"
 
-#define EVENTS 64
-#define HELD 4096
-#define RECVS 512
-
-struct fctx {
-    struct ibv_context ctx;
-    const struct fake_device *dev;
-    struct ibv_async_event event[EVENTS];
-    unsigned nevents;
-    struct fctx *next;
-};
-
-struct fmr {
-    struct ibv_mr mr;
-    int access;
-    char *at; /* where this process has the bytes of mr.addr */
-    bool gpu, mapped;
-    struct fmr *next;
-};
-
-/* A write into GPU memory that nobody sees yet. */
-struct late {
-    char *to;
-    size_t len;
-    struct late *next;
-    char bytes[];
-};
-
-struct fcq {
-    struct ibv_cq cq;
-    struct ibv_wc *wc;
-    int first, n, size;
-    bool armed, overrun;
-};
-
-struct held {
-    struct ibv_send_wr wr;
-    struct ibv_sge sge;
-    char copy[256]; /* of inline data */
-};
-
-struct fqp {
-    struct ibv_qp qp;
-    enum ibv_qp_state state;
-    struct ibv_qp_attr rtr;
-    struct ibv_recv_wr recv[RECVS];
-    struct ibv_sge recv_sge[RECVS];
-    unsigned recv_first, nrecv, max_recv, max_send, max_inline;
-    struct held *held;
-    unsigned nheld;
-    struct fqp *next;
-};
-
+struct fake_world fake_world = {.lock = PTHREAD_MUTEX_INITIALIZER};
 uint32_t fake_verbs_stall_ms = 10000;
 void (*fake_verbs_copy)(void *to, bool to_gpu, const void *from, bool from_gpu, size_t len);
 
-static struct {
-    pthread_mutex_t lock;
-    struct fake_device dev[FAKE_DEVICES];
-    unsigned ndev;
-    int list_err;
-    struct {
-        unsigned after, times;
-        int err;
-        bool on;
-    } fail[FAKE_NCALLS];
-    unsigned calls[FAKE_NCALLS];
-    enum ibv_wc_status wc_error;
-    unsigned wc_errors, rnr, objects, lose_after;
-    bool lose, lose_arrived;
-    int cq_limit;
-    bool hold, down;
-    uint32_t last_key, last_qpn;
-    struct ibv_qp_attr last_rtr;
-    bool late, damage_in, damage_out;
-    struct late *first_late, *last_late;
-    uint64_t gpu_in, gpu_out;
-    struct fctx *contexts;
-    struct fmr *mrs;
-    struct fqp *qps;
-} w = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static void lock(void)
+void fake_verbs_lock(void)
 {
-    pthread_mutex_lock(&w.lock);
+    pthread_mutex_lock(&fake_world.lock);
 }
 
-static void unlock(void)
+void fake_verbs_unlock(void)
 {
-    pthread_mutex_unlock(&w.lock);
+    pthread_mutex_unlock(&fake_world.lock);
 }
 
 static void *need(size_t n)
@@ -123,29 +43,29 @@ static void *need(size_t n)
 /* errno of an ordered failure, or 0; the lock is held. */
 static int refused(enum fake_call call)
 {
-    w.calls[call]++;
-    if (!w.fail[call].on)
+    fake_world.calls[call]++;
+    if (!fake_world.fail[call].on)
         return 0;
-    if (w.fail[call].after > 0) {
-        w.fail[call].after--;
+    if (fake_world.fail[call].after > 0) {
+        fake_world.fail[call].after--;
         return 0;
     }
-    if (w.fail[call].times > 0 && --w.fail[call].times == 0)
-        w.fail[call].on = false;
-    return w.fail[call].err;
+    if (fake_world.fail[call].times > 0 && --fake_world.fail[call].times == 0)
+        fake_world.fail[call].on = false;
+    return fake_world.fail[call].err;
 }
 
 /* Makes an object, or NULL with errno; the lock is held on return if it was made. */
 static void *make(enum fake_call call, size_t size)
 {
-    lock();
+    fake_verbs_lock();
     int err = refused(call);
     if (err) {
-        unlock();
+        fake_verbs_unlock();
         errno = err;
         return NULL;
     }
-    w.objects++;
+    fake_world.objects++;
     return need(size);
 }
 
@@ -154,17 +74,17 @@ static void *make(enum fake_call call, size_t size)
 static struct ibv_device **f_list(int *n)
 {
     *n = 0;
-    if (w.list_err) {
-        errno = w.list_err;
+    if (fake_world.list_err) {
+        errno = fake_world.list_err;
         return NULL;
     }
-    struct ibv_device **list = need((w.ndev + 1) * sizeof(struct ibv_device *));
-    for (unsigned i = 0; i < w.ndev; i++) {
+    struct ibv_device **list = need((fake_world.ndev + 1) * sizeof(struct ibv_device *));
+    for (unsigned i = 0; i < fake_world.ndev; i++) {
         list[i] = need(sizeof(*list[i]));
-        snprintf(list[i]->name, sizeof(list[i]->name), "%s", w.dev[i].name);
+        snprintf(list[i]->name, sizeof(list[i]->name), "%s", fake_world.dev[i].name);
         snprintf(list[i]->dev_name, sizeof(list[i]->dev_name), "uverbs%u", i);
     }
-    *n = (int)w.ndev;
+    *n = (int)fake_world.ndev;
     return list;
 }
 
@@ -178,9 +98,9 @@ static void f_free_list(struct ibv_device **list)
 static struct ibv_context *f_open(struct ibv_device *dev)
 {
     const struct fake_device *fd = NULL;
-    for (unsigned i = 0; i < w.ndev; i++)
-        if (strcmp(w.dev[i].name, dev->name) == 0)
-            fd = &w.dev[i];
+    for (unsigned i = 0; i < fake_world.ndev; i++)
+        if (strcmp(fake_world.dev[i].name, dev->name) == 0)
+            fd = &fake_world.dev[i];
     if (!fd || fd->open_err) {
         errno = fd ? fd->open_err : ENODEV;
         return NULL;
@@ -188,24 +108,24 @@ static struct ibv_context *f_open(struct ibv_device *dev)
     struct fctx *c = need(sizeof(*c));
     c->dev = fd;
     c->ctx.async_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE);
-    lock();
-    w.objects++;
-    c->next = w.contexts;
-    w.contexts = c;
-    unlock();
+    fake_verbs_lock();
+    fake_world.objects++;
+    c->next = fake_world.contexts;
+    fake_world.contexts = c;
+    fake_verbs_unlock();
     return &c->ctx;
 }
 
 static int f_close(struct ibv_context *ctx)
 {
     struct fctx *c = (struct fctx *)ctx;
-    lock();
-    struct fctx **pc = &w.contexts;
+    fake_verbs_lock();
+    struct fctx **pc = &fake_world.contexts;
     while (*pc != c)
         pc = &(*pc)->next;
     *pc = c->next;
-    w.objects--;
-    unlock();
+    fake_world.objects--;
+    fake_verbs_unlock();
     close(ctx->async_fd);
     free(c);
     return 0;
@@ -258,27 +178,27 @@ static struct ibv_pd *f_alloc_pd(struct ibv_context *ctx)
     if (!pd)
         return NULL;
     pd->context = ctx;
-    unlock();
+    fake_verbs_unlock();
     return pd;
 }
 
 static int gone(void *p)
 {
-    lock();
-    w.objects--;
-    unlock();
+    fake_verbs_lock();
+    fake_world.objects--;
+    fake_verbs_unlock();
     free(p);
     return 0;
 }
 
 static int f_dealloc_pd(struct ibv_pd *pd)
 {
-    lock();
-    for (struct fmr *m = w.mrs; m; m = m->next)
+    fake_verbs_lock();
+    for (struct fmr *m = fake_world.mrs; m; m = m->next)
         assert_true(m->mr.pd != pd);
-    for (struct fqp *q = w.qps; q; q = q->next)
+    for (struct fqp *q = fake_world.qps; q; q = q->next)
         assert_true(q->qp.pd != pd);
-    unlock();
+    fake_verbs_unlock();
     return gone(pd);
 }
 
@@ -292,11 +212,11 @@ static struct ibv_mr *register_mr(enum fake_call call, struct ibv_pd *pd, void *
     m->gpu = call != FAKE_REG_MR;
     m->mapped = call == FAKE_REG_DMABUF && at;
     m->mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = len};
-    m->mr.lkey = m->mr.rkey = ++w.last_key;
+    m->mr.lkey = m->mr.rkey = ++fake_world.last_key;
     m->access = access;
-    m->next = w.mrs;
-    w.mrs = m;
-    unlock();
+    m->next = fake_world.mrs;
+    fake_world.mrs = m;
+    fake_verbs_unlock();
     return &m->mr;
 }
 
@@ -322,29 +242,29 @@ static struct ibv_mr *f_reg_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t le
 }
 
 /* The lock is held. */
-static void become_visible(void)
+void fake_verbs_settle(void)
 {
-    while (w.first_late) {
-        struct late *l = w.first_late;
-        w.first_late = l->next;
+    while (fake_world.first_late) {
+        struct late *l = fake_world.first_late;
+        fake_world.first_late = l->next;
         memcpy(l->to, l->bytes, l->len);
         free(l);
     }
-    w.last_late = NULL;
+    fake_world.last_late = NULL;
 }
 
 static int f_dereg_mr(struct ibv_mr *mr)
 {
-    lock();
-    become_visible();
-    struct fmr **pm = &w.mrs;
+    fake_verbs_lock();
+    fake_verbs_settle();
+    struct fmr **pm = &fake_world.mrs;
     while (&(*pm)->mr != mr)
         pm = &(*pm)->next;
     struct fmr *m = *pm;
     *pm = m->next;
     if (m->mapped)
         munmap(m->at, m->mr.length);
-    unlock();
+    fake_verbs_unlock();
     return gone(m);
 }
 
@@ -355,7 +275,7 @@ static struct ibv_comp_channel *f_create_channel(struct ibv_context *ctx)
         return NULL;
     ch->context = ctx;
     ch->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE);
-    unlock();
+    fake_verbs_unlock();
     return ch;
 }
 
@@ -371,9 +291,9 @@ static struct ibv_cq *f_create_cq(struct ibv_context *ctx, int cqe, struct ibv_c
     if (!cq)
         return NULL;
     cq->cq = (struct ibv_cq){.context = ctx, .channel = ch, .cqe = cqe};
-    cq->size = w.cq_limit ? w.cq_limit : cqe;
+    cq->size = fake_world.cq_limit ? fake_world.cq_limit : cqe;
     cq->wc = need((size_t)cq->size * sizeof(*cq->wc));
-    unlock();
+    fake_verbs_unlock();
     return &cq->cq;
 }
 
@@ -387,22 +307,22 @@ static int f_poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc)
 {
     struct fcq *cq = (struct fcq *)base;
     int k = 0;
-    lock();
+    fake_verbs_lock();
     for (; k < n && cq->n > 0; k++, cq->n--) {
         wc[k] = cq->wc[cq->first];
         cq->first = (cq->first + 1) % cq->size;
     }
-    unlock();
+    fake_verbs_unlock();
     return k;
 }
 
 static int f_notify(struct ibv_cq *cq)
 {
-    lock();
+    fake_verbs_lock();
     int err = refused(FAKE_NOTIFY);
     if (!err)
         ((struct fcq *)cq)->armed = true;
-    unlock();
+    fake_verbs_unlock();
     return err;
 }
 
@@ -423,7 +343,7 @@ static int f_next_cq_event(struct ibv_comp_channel *ch)
     return take(ch->fd);
 }
 
-static void raise_event(struct fctx *c, enum ibv_event_type type, unsigned port)
+void fake_verbs_raise(struct fctx *c, enum ibv_event_type type, unsigned port)
 {
     if (c->nevents == EVENTS)
         return;
@@ -435,13 +355,13 @@ static int f_next_async(struct ibv_context *ctx, struct ibv_async_event *ev)
 {
     struct fctx *c = (struct fctx *)ctx;
     int err = EAGAIN;
-    lock();
+    fake_verbs_lock();
     if (c->nevents > 0 && take(ctx->async_fd) == 0) {
         *ev = c->event[0];
         memmove(c->event, c->event + 1, --c->nevents * sizeof(*c->event));
         err = 0;
     }
-    unlock();
+    fake_verbs_unlock();
     return err;
 }
 
@@ -457,26 +377,26 @@ static struct ibv_qp *f_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
                             .pd = pd,
                             .send_cq = a->send_cq,
                             .recv_cq = a->recv_cq,
-                            .qp_num = ++w.last_qpn + 0x100};
+                            .qp_num = ++fake_world.last_qpn + 0x100};
     q->max_recv = a->cap.max_recv_wr;
     q->max_send = a->cap.max_send_wr;
     a->cap.max_inline_data = q->max_inline = 128;
     q->held = need(HELD * sizeof(*q->held));
-    q->next = w.qps;
-    w.qps = q;
-    unlock();
+    q->next = fake_world.qps;
+    fake_world.qps = q;
+    fake_verbs_unlock();
     return &q->qp;
 }
 
 static int f_destroy_qp(struct ibv_qp *qp)
 {
-    lock();
-    struct fqp **pq = &w.qps;
+    fake_verbs_lock();
+    struct fqp **pq = &fake_world.qps;
     while (&(*pq)->qp != qp)
         pq = &(*pq)->next;
     struct fqp *q = *pq;
     *pq = q->next;
-    unlock();
+    fake_verbs_unlock();
     free(q->held);
     return gone(q);
 }
@@ -486,7 +406,7 @@ static void complete(struct ibv_cq *base, const struct ibv_wc *wc)
     struct fcq *cq = (struct fcq *)base;
     if (cq->n == cq->size) {
         if (!cq->overrun)
-            raise_event((struct fctx *)base->context, IBV_EVENT_CQ_ERR, 0);
+            fake_verbs_raise((struct fctx *)base->context, IBV_EVENT_CQ_ERR, 0);
         cq->overrun = true;
         return;
     }
@@ -512,7 +432,7 @@ static void to_error(struct fqp *q)
 static int f_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
 {
     struct fqp *q = (struct fqp *)qp;
-    lock();
+    fake_verbs_lock();
     int err = refused(FAKE_MODIFY_QP);
     if (!err && mask & IBV_QP_STATE) {
         bool ok = (q->state == IBV_QPS_RESET && a->qp_state == IBV_QPS_INIT) ||
@@ -520,19 +440,19 @@ static int f_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
                   (q->state == IBV_QPS_RTR && a->qp_state == IBV_QPS_RTS) || a->qp_state == IBV_QPS_ERR;
         err = ok ? 0 : EINVAL;
         if (a->qp_state == IBV_QPS_RTR)
-            q->rtr = w.last_rtr = *a;
+            q->rtr = fake_world.last_rtr = *a;
         if (ok && a->qp_state == IBV_QPS_ERR)
             to_error(q);
         else if (ok)
             q->state = a->qp_state;
     }
-    unlock();
+    fake_verbs_unlock();
     return err;
 }
 
 static struct fmr *find_mr(uint32_t key, const struct ibv_pd *pd, uint64_t addr, uint64_t len)
 {
-    for (struct fmr *m = w.mrs; m; m = m->next) {
+    for (struct fmr *m = fake_world.mrs; m; m = m->next) {
         uint64_t base = (uintptr_t)m->mr.addr;
         if (m->mr.lkey == key)
             return m->mr.pd == pd && addr >= base && addr + len <= base + m->mr.length ? m : NULL;
@@ -542,7 +462,7 @@ static struct fmr *find_mr(uint32_t key, const struct ibv_pd *pd, uint64_t addr,
 
 static struct fqp *find_qp(uint32_t qpn)
 {
-    struct fqp *q = w.qps;
+    struct fqp *q = fake_world.qps;
     while (q && q->qp.qp_num != qpn)
         q = q->next;
     return q;
@@ -559,13 +479,13 @@ static void place(const struct fmr *m, char *to, const char *from, size_t len, b
     *l = (struct late){.to = to, .len = len};
     memcpy(l->bytes, from, len);
     l->bytes[len - 1] = (char)(l->bytes[len - 1] ^ damage);
-    if (w.last_late)
-        w.last_late->next = l;
+    if (fake_world.last_late)
+        fake_world.last_late->next = l;
     else
-        w.first_late = l;
-    w.last_late = l;
-    if (!m->gpu || !w.late)
-        become_visible();
+        fake_world.first_late = l;
+    fake_world.last_late = l;
+    if (!m->gpu || !fake_world.late)
+        fake_verbs_settle();
 }
 
 static enum ibv_wc_status do_write(const struct fqp *q, struct fqp *to, const struct ibv_send_wr *wr)
@@ -575,14 +495,14 @@ static enum ibv_wc_status do_write(const struct fqp *q, struct fqp *to, const st
         return IBV_WC_SUCCESS;
     struct fmr *m = find_mr(wr->wr.rdma.rkey, to->qp.pd, wr->wr.rdma.remote_addr, wr->sg_list->length);
     if (!m || !(m->access & IBV_ACCESS_REMOTE_WRITE)) {
-        raise_event((struct fctx *)to->qp.context, IBV_EVENT_QP_ACCESS_ERR, 0);
+        fake_verbs_raise((struct fctx *)to->qp.context, IBV_EVENT_QP_ACCESS_ERR, 0);
         to_error(to);
         return IBV_WC_REM_ACCESS_ERR;
     }
     const struct fmr *s =
         wr->send_flags & IBV_SEND_INLINE ? NULL : find_mr(sge->lkey, q->qp.pd, sge->addr, sge->length);
-    w.gpu_in += m->gpu ? sge->length : 0;
-    w.gpu_out += s && s->gpu ? sge->length : 0;
+    fake_world.gpu_in += m->gpu ? sge->length : 0;
+    fake_world.gpu_out += s && s->gpu ? sge->length : 0;
     if (!m->at || (s && !s->at)) {
         assert_non_null(fake_verbs_copy);
         fake_verbs_copy((void *)(uintptr_t)wr->wr.rdma.remote_addr, m->gpu,
@@ -591,7 +511,7 @@ static enum ibv_wc_status do_write(const struct fqp *q, struct fqp *to, const st
     }
     const char *from = s ? bytes_of(s, sge->addr) : (const char *)(uintptr_t)sge->addr;
     place(m, bytes_of(m, wr->wr.rdma.remote_addr), from, sge->length,
-          (m->gpu && w.damage_in) || (s && s->gpu && w.damage_out));
+          (m->gpu && fake_world.damage_in) || (s && s->gpu && fake_world.damage_out));
     return IBV_WC_SUCCESS;
 }
 
@@ -599,7 +519,7 @@ static enum ibv_wc_status do_write(const struct fqp *q, struct fqp *to, const st
 static enum ibv_wc_status do_recv(struct fqp *to, const struct ibv_send_wr *wr, bool imm)
 {
     if (to->nrecv == 0) {
-        w.rnr++;
+        fake_world.rnr++;
         return IBV_WC_RNR_RETRY_EXC_ERR;
     }
     struct ibv_sge sge = to->recv_sge[to->recv_first];
@@ -641,19 +561,19 @@ static enum ibv_wc_status execute(struct fqp *q, const struct ibv_send_wr *wr)
     struct fqp *to = find_qp(q->rtr.dest_qp_num);
     if (q->state == IBV_QPS_ERR)
         return IBV_WC_WR_FLUSH_ERR;
-    if (w.wc_errors > 0) {
-        w.wc_errors--;
-        return w.wc_error;
+    if (fake_world.wc_errors > 0) {
+        fake_world.wc_errors--;
+        return fake_world.wc_error;
     }
     if (!(wr->send_flags & IBV_SEND_INLINE) &&
         !find_mr(wr->sg_list->lkey, q->qp.pd, wr->sg_list->addr, wr->sg_list->length))
         return IBV_WC_LOC_PROT_ERR;
-    if (w.down || !to || (to->state != IBV_QPS_RTR && to->state != IBV_QPS_RTS) ||
+    if (fake_world.down || !to || (to->state != IBV_QPS_RTR && to->state != IBV_QPS_RTS) ||
         to->rtr.dest_qp_num != q->qp.qp_num)
         return IBV_WC_RETRY_EXC_ERR;
-    if (w.lose && w.lose_after-- == 0) {
-        w.lose = false;
-        if (!w.lose_arrived)
+    if (fake_world.lose && fake_world.lose_after-- == 0) {
+        fake_world.lose = false;
+        if (!fake_world.lose_arrived)
             return IBV_WC_RETRY_EXC_ERR;
         enum ibv_wc_status s = deliver(q, to, wr);
         return s ? s : IBV_WC_RETRY_EXC_ERR;
@@ -661,7 +581,7 @@ static enum ibv_wc_status execute(struct fqp *q, const struct ibv_send_wr *wr)
     return deliver(q, to, wr);
 }
 
-static void run(struct fqp *q, const struct ibv_send_wr *wr)
+void fake_verbs_run(struct fqp *q, const struct ibv_send_wr *wr)
 {
     enum ibv_wc_status s = execute(q, wr);
     if (s == IBV_WC_SUCCESS && !(wr->send_flags & IBV_SEND_SIGNALED))
@@ -692,7 +612,7 @@ static void hold_one(struct fqp *q, const struct ibv_send_wr *wr)
 static int f_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
     struct fqp *q = (struct fqp *)qp;
-    lock();
+    fake_verbs_lock();
     int err = refused(FAKE_POST_SEND);
     if (!err && q->state != IBV_QPS_RTS && q->state != IBV_QPS_ERR)
         err = EINVAL;
@@ -700,21 +620,21 @@ static int f_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_sen
         assert_int_equal(wr->num_sge, 1);
         if (wr->send_flags & IBV_SEND_INLINE)
             assert_true(wr->sg_list->length <= q->max_inline);
-        if (w.hold)
+        if (fake_world.hold)
             hold_one(q, wr);
         else
-            run(q, wr);
+            fake_verbs_run(q, wr);
     }
     if (err)
         *bad = wr;
-    unlock();
+    fake_verbs_unlock();
     return err;
 }
 
 static int f_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
     struct fqp *q = (struct fqp *)qp;
-    lock();
+    fake_verbs_lock();
     int err = refused(FAKE_POST_RECV);
     for (; wr && !err; wr = wr->next) {
         if (q->state == IBV_QPS_ERR) {
@@ -731,7 +651,7 @@ static int f_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_rec
     }
     if (err)
         *bad = wr;
-    unlock();
+    fake_verbs_unlock();
     return err;
 }
 
@@ -769,241 +689,4 @@ static const struct hrd_verbs table = {
 const struct hrd_verbs *fake_verbs(void)
 {
     return &table;
-}
-
-/* ---- orders ----------------------------------------------------------------------------------------------------- */
-
-void fake_verbs_reset(void)
-{
-    lock();
-    unsigned objects = w.objects;
-    w.ndev = 0;
-    w.list_err = w.cq_limit = 0;
-    memset(w.fail, 0, sizeof(w.fail));
-    memset(w.calls, 0, sizeof(w.calls));
-    w.wc_errors = w.rnr = 0;
-    w.lose = false;
-    w.hold = w.down = false;
-    w.late = w.damage_in = w.damage_out = false;
-    w.gpu_in = w.gpu_out = 0;
-    unlock();
-    assert_int_equal(objects, 0);
-}
-
-void fake_verbs_add(const struct fake_device *dev)
-{
-    assert_true(w.ndev < FAKE_DEVICES);
-    w.dev[w.ndev++] = *dev;
-}
-
-void fake_verbs_plain(void)
-{
-    struct fake_device d = {.name = "fake0", .nports = 1};
-    fake_verbs_reset();
-    d.port[0].attr = (struct ibv_port_attr){.state = IBV_PORT_ACTIVE,
-                                            .max_mtu = IBV_MTU_4096,
-                                            .active_mtu = IBV_MTU_4096,
-                                            .link_layer = IBV_LINK_LAYER_ETHERNET,
-                                            .active_width = 2,
-                                            .active_speed = 32};
-    d.port[0].pkey[0] = 0xffff;
-    d.port[0].gid[3].type = IBV_GID_TYPE_ROCE_V2;
-    inet_pton(AF_INET6, "::ffff:10.0.0.1", &d.port[0].gid[3].gid);
-    fake_verbs_add(&d);
-}
-
-struct hrd_verbs_device fake_verbs_device(void)
-{
-    struct hrd_verbs_want want = {.device = "auto",
-                                  .port = HRD_VERBS_AUTO,
-                                  .gid_index = HRD_VERBS_AUTO,
-                                  .pkey = HRD_VERBS_AUTO,
-                                  .mtu = HRD_VERBS_AUTO,
-                                  .timeout = 14,
-                                  .retry = 7,
-                                  .queues = 3};
-    struct hrd_verbs_device dev;
-    char why[512];
-    if (hrd_verbs_choose(&table, &want, &dev, why, sizeof(why)))
-        fail_msg("%s", why);
-    return dev;
-}
-
-void fake_verbs_list_error(int list_err)
-{
-    w.list_err = list_err;
-}
-
-void fake_verbs_fail(enum fake_call call, unsigned after, int err, unsigned times)
-{
-    lock();
-    w.fail[call].on = err != 0;
-    w.fail[call].after = after;
-    w.fail[call].err = err;
-    w.fail[call].times = times;
-    unlock();
-}
-
-unsigned fake_verbs_calls(enum fake_call call)
-{
-    lock();
-    unsigned n = w.calls[call];
-    unlock();
-    return n;
-}
-
-void fake_verbs_wc_error(enum ibv_wc_status status, unsigned n)
-{
-    lock();
-    w.wc_error = status;
-    w.wc_errors = n;
-    unlock();
-}
-
-void fake_verbs_lose(unsigned after, bool arrived)
-{
-    lock();
-    w.lose = true;
-    w.lose_after = after;
-    w.lose_arrived = arrived;
-    unlock();
-}
-
-unsigned fake_verbs_to_lose(void)
-{
-    lock();
-    unsigned n = w.lose;
-    unlock();
-    return n;
-}
-
-void fake_verbs_hold(bool hold)
-{
-    lock();
-    w.hold = hold;
-    for (struct fqp *q = w.qps; q && !hold; q = q->next) {
-        for (unsigned i = 0; i < q->nheld; i++)
-            run(q, &q->held[i].wr);
-        q->nheld = 0;
-    }
-    unlock();
-}
-
-void fake_verbs_gpu(bool late, bool damage_in, bool damage_out)
-{
-    lock();
-    w.late = late;
-    w.damage_in = damage_in;
-    w.damage_out = damage_out;
-    unlock();
-}
-
-void fake_verbs_visible(void)
-{
-    lock();
-    become_visible();
-    unlock();
-}
-
-unsigned fake_verbs_gpu_regions(void)
-{
-    unsigned n = 0;
-    lock();
-    for (const struct fmr *m = w.mrs; m; m = m->next)
-        n += m->gpu;
-    unlock();
-    return n;
-}
-
-uint64_t fake_verbs_gpu_bytes(bool in)
-{
-    lock();
-    uint64_t n = in ? w.gpu_in : w.gpu_out;
-    unlock();
-    return n;
-}
-
-void fake_verbs_event(enum ibv_event_type type, unsigned port)
-{
-    lock();
-    for (struct fctx *c = w.contexts; c; c = c->next)
-        raise_event(c, type, port);
-    unlock();
-}
-
-void fake_verbs_port(bool up)
-{
-    lock();
-    w.down = !up;
-    unlock();
-    fake_verbs_event(up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR, 1);
-}
-
-void fake_verbs_set_gid(const char *ipv4)
-{
-    char text[64];
-    snprintf(text, sizeof(text), "::ffff:%s", ipv4);
-    lock();
-    assert_int_equal(inet_pton(AF_INET6, text, &w.dev[0].port[0].gid[3].gid), 1);
-    unlock();
-}
-
-unsigned fake_verbs_qps(uint8_t sl, uint8_t tc)
-{
-    unsigned n = 0;
-    lock();
-    for (const struct fqp *q = w.qps; q; q = q->next)
-        n += q->rtr.qp_state == IBV_QPS_RTR && q->rtr.ah_attr.sl == sl &&
-             q->rtr.ah_attr.grh.traffic_class == tc;
-    unlock();
-    return n;
-}
-
-void fake_verbs_cq_limit(int entries)
-{
-    w.cq_limit = entries;
-}
-
-unsigned fake_verbs_objects(void)
-{
-    lock();
-    unsigned n = w.objects;
-    unlock();
-    return n;
-}
-
-unsigned fake_verbs_rnr(void)
-{
-    lock();
-    unsigned n = w.rnr;
-    unlock();
-    return n;
-}
-
-struct ibv_qp_attr fake_verbs_last_rtr(void)
-{
-    lock();
-    struct ibv_qp_attr a = w.last_rtr;
-    unlock();
-    return a;
-}
-
-void fake_verbs_pair(struct hrd_verbs_conn **a, void *arena_a, uint64_t len_a, struct hrd_verbs_conn **b,
-                     void *arena_b, uint64_t len_b, unsigned queues)
-{
-    struct hrd_verbs_device dev = fake_verbs_device();
-    char why[512] = "?";
-    *a = hrd_verbs_conn_new(&dev, queues, arena_a, len_a, 77, fake_verbs_stall_ms, why, sizeof(why));
-    *b = *a ? hrd_verbs_conn_new(&dev, queues, arena_b, len_b, 77, fake_verbs_stall_ms, why, sizeof(why))
-            : NULL;
-    if (!*b || hrd_verbs_conn_connect(*b, &(*a)->local, false, why, sizeof(why)) ||
-        hrd_verbs_conn_connect(*a, &(*b)->local, true, why, sizeof(why)))
-        fail_msg("%s", why);
-    int ra = 0, rb = 0;
-    for (int i = 0; i < 10 && (ra != 1 || rb != 1) && ra >= 0 && rb >= 0; i++) {
-        rb = rb ? rb : hrd_verbs_conn_probe(*b, why, sizeof(why));
-        ra = ra ? ra : hrd_verbs_conn_probe(*a, why, sizeof(why));
-    }
-    if (ra != 1 || rb != 1)
-        fail_msg("probe: %d %d %s", ra, rb, why);
 }

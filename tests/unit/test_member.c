@@ -347,7 +347,12 @@ static void test_what_this_version_cannot(void **state)
     w[1].d.cfg.require = HRP_REQUIRE_GDR;
     join_all("req", 0, (int[]){0, 1}, 2);
     w_settle();
-    all_failed(0, 2, HRP_UNSUPPORTED, "cannot be made on node n1: require = gdr");
+    all_failed(0, 2, HRP_UNSUPPORTED,
+               "cannot be made on node n1: require = gdr was asked for, but gpu = off");
+    w[1].d.cfg.gpu = true;
+    join_all("req", 0, (int[]){0, 1}, 2);
+    w_settle();
+    all_failed(0, 2, HRP_UNSUPPORTED, "require = gdr was asked for, but nodes n0 and n1 exchange over tcp");
     /* What contradicts itself, or the configuration of a node. */
     for (int how = 0; how < 3; how++) {
         w[1].d.cfg.require = how == 1 ? HRP_REQUIRE_VERBS : 0;
