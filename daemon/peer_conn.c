@@ -191,15 +191,6 @@ static const char *errno_words(int err, char *buf, size_t len)
     }
 }
 
-static void broken_errno(struct conn *c, int err)
-{
-    char words[128], why[160];
-    const char *what = errno_words(err, words, sizeof(words));
-    /* Completes "node NAME ..." or "ADDRESS: ...". */
-    snprintf(why, sizeof(why), "%s%s", c->stage == CONN_OPEN ? "is gone: " : "", what);
-    hrd_conn_broken(c, HRP_PEER_LOST, why);
-}
-
 static void broken_eof(struct conn *c)
 {
     struct hrd_peer *p = c->peer;
@@ -212,6 +203,19 @@ static void broken_eof(struct conn *c)
         snprintf(buf, sizeof(buf),
                  "the connection was closed during the opening (something else than hreduced?)");
     hrd_conn_broken(c, HRP_PEER_LOST, buf);
+}
+
+static void broken_errno(struct conn *c, int err)
+{
+    char words[128], why[160];
+    const char *what = errno_words(err, words, sizeof(words));
+    if (c->peer && c->peer->bye) {
+        broken_eof(c);
+        return;
+    }
+    /* Completes "node NAME ..." or "ADDRESS: ...". */
+    snprintf(why, sizeof(why), "%s%s", c->stage == CONN_OPEN ? "is gone: " : "", what);
+    hrd_conn_broken(c, HRP_PEER_LOST, why);
 }
 
 static int rx_room(struct conn *c, size_t need)
@@ -316,6 +320,15 @@ static void readable(struct conn *c)
     }
 }
 
+/* The other end may have said why before it closed, and what it left unread makes an error of that: read first. */
+static void failed(struct conn *c, int err)
+{
+    if (c->stage == CONN_OPEN)
+        readable(c);
+    if (!uv_is_closing((uv_handle_t *)&c->poll))
+        broken_errno(c, err);
+}
+
 static void writable(struct conn *c)
 {
     if (c->stage == CONN_CONNECTING) {
@@ -331,7 +344,7 @@ static void writable(struct conn *c)
     }
     int r = flush(c);
     if (r != 0) {
-        broken_errno(c, -r);
+        failed(c, -r);
         return;
     }
     if (c->tx_have == 0 && c->stage == CONN_FLUSH) {
@@ -347,6 +360,10 @@ static void writable(struct conn *c)
 static void on_poll(uv_poll_t *h, int status, int events)
 {
     struct conn *c = h->data;
+    if (status < 0 && c->stage == CONN_OPEN) {
+        failed(c, -status == EBADF ? ECONNRESET : -status);
+        return;
+    }
     if (status < 0) {
         /* libuv says EBADF for POLLERR; the socket knows better. */
         int err = 0;
