@@ -15,7 +15,8 @@
  *   - What a queue pair sends arrives in order, is acknowledged message by message, and waits for a receive for as long as
  *     the sender's rnr_retry says.
  *   - A peer that is gone, a queue pair that failed, a port that is down: silence. The sender's request then ends with
- *     RETRY_EXC_ERR after its timeout and retries. A peer that merely stands still (SIGSTOP) is not silent, as on hardware.
+ *     RETRY_EXC_ERR after its timeout and retries. A peer that merely stands still (SIGSTOP) or is slow is not silent, as
+ *     on hardware.
  *
  * A slot of the send queue is free again when its completion, or that of a later request, was polled.
  *
@@ -125,7 +126,7 @@ struct fake_qp {
     uint32_t offset; /* bytes sent of request `sent` */
     enum fake_tx tx;
     int tx_fd;
-    bool tx_full, peer_down;
+    bool tx_full, peer_silent;
     uint64_t blocked_since, next_dial; /* ns; 0: not */
     /* Receive queue. */
     struct fake_recv *rq;
@@ -140,9 +141,9 @@ enum fake_packet_kind {
     PK_ACCEPT,      /* responder: that one is ready */
     PK_WRITE,       /* a piece of a message, at `offset` of `total` bytes */
     PK_SEND,
-    PK_ACK,  /* all messages up to msn have arrived */
-    PK_NAK,  /* message msn failed with this status */
-    PK_PORT, /* the responder's port is up (status 1) or down (0): stands for silence */
+    PK_ACK, /* all messages up to msn have arrived */
+    PK_NAK, /* message msn failed with this status */
+    PK_PORT, /* the responder is there (status 1), or not: its port is down, or nobody is ready (0): stands for silence */
 };
 
 struct fake_packet {
@@ -159,7 +160,7 @@ struct fake_packet {
 struct fake_in {
     int fd;
     struct fake_qp *qp; /* NULL: not asked yet, or the one asked for is not ready */
-    bool asked, told_down;
+    bool asked, told_silent;
     struct fake_packet connect;
     uint64_t arrived, told; /* messages; acknowledged */
     uint64_t rnr_until;     /* ns; the packet in `held` waits for a receive */

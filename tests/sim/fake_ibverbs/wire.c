@@ -197,8 +197,10 @@ static void attach(struct fake_in *c)
     while (q && (q->qp.qp_num != c->connect.qpn || q->attr.dest_qp_num != c->connect.src_qpn ||
                  (q->state != IBV_QPS_RTR && q->state != IBV_QPS_RTS)))
         q = q->next;
-    if (q && put(c->fd, &accept, NULL) == 1)
-        c->qp = q;
+    if (!q || put(c->fd, &accept, NULL) != 1)
+        return;
+    c->qp = q;
+    c->told_silent = false;
 }
 
 static bool hung_up(const struct fake_in *c)
@@ -230,24 +232,28 @@ static bool in_packet(struct fake_in *c, bool *more)
     return !fake.lose_at || --fake.lose_at > 0;
 }
 
+/* What the other end cannot see of hardware: whether it is answered at all. */
+static void tell_silence(struct fake_in *c, bool silent)
+{
+    struct fake_packet port = {.kind = PK_PORT, .status = !silent};
+    if (c->told_silent != silent && put(c->fd, &port, NULL) == 1)
+        c->told_silent = silent;
+}
+
 /* False: close it. *busy: there may be more at once. */
 static bool in_step(struct fake_in *c, bool *busy)
 {
     bool down = !fake_port_active(), more = true;
-    struct fake_packet port = {.kind = PK_PORT, .status = !down};
-    if (c->qp && c->told_down != down && put(c->fd, &port, NULL) == 1)
-        c->told_down = down;
-    if (down)
-        return true;
-    if (!c->asked) {
+    if (!down && !c->asked) {
         int r = get(c->fd, &c->connect, NULL);
         if (r <= 0)
             return r == 0;
         c->asked = true;
     }
-    if (!c->qp)
+    if (!down && !c->qp)
         attach(c);
-    if (!c->qp)
+    tell_silence(c, down || !c->qp);
+    if (down || !c->qp)
         return !hung_up(c);
     for (unsigned i = 0; i < PIECES_A_TURN && more; i++)
         if (!in_packet(c, &more))
@@ -261,7 +267,7 @@ static bool in_step(struct fake_in *c, bool *busy)
 
 static void accept_all(void)
 {
-    for (int fd; fake_port_active() && (fd = accept4(fake.listener, NULL, NULL, SOCK_CLOEXEC)) >= 0;) {
+    for (int fd; (fd = accept4(fake.listener, NULL, NULL, SOCK_CLOEXEC)) >= 0;) {
         struct fake_in *c = fake_need(sizeof(*c));
         c->fd = fd;
         c->next = fake.ins;
@@ -322,8 +328,8 @@ static void read_answers(struct fake_qp *q)
     while (q->tx_fd >= 0 && (r = get(q->tx_fd, &p, NULL)) == 1) {
         if (p.kind == PK_ACCEPT)
             q->tx = TX_OPEN;
-        if (p.kind == PK_PORT)
-            q->peer_down = !p.status;
+        if (p.kind == PK_ACCEPT || p.kind == PK_PORT)
+            q->peer_silent = p.kind == PK_PORT && !p.status;
         if (p.kind == PK_ACK)
             acked(q, p.msn);
         if (p.kind == PK_NAK) {
@@ -337,6 +343,7 @@ static void read_answers(struct fake_qp *q)
     close(q->tx_fd);
     q->tx_fd = -1;
     q->tx = q->tx == TX_OPEN ? TX_GONE : TX_NONE; /* its number will not be anybody's again */
+    q->peer_silent = false;
 }
 
 /* One packet; false: nothing more can be sent now. */
@@ -382,7 +389,7 @@ static uint64_t retry_ns(const struct fake_qp *q)
 /* No acknowledgement can come now: for how long is that so? */
 static void check_silence(struct fake_qp *q)
 {
-    bool silent = !fake_port_active() || q->tx != TX_OPEN || q->peer_down;
+    bool silent = !fake_port_active() || q->tx == TX_NONE || q->tx == TX_GONE || q->peer_silent;
     if (q->acked == q->posted || !silent) {
         q->blocked_since = 0;
         return;
@@ -404,7 +411,7 @@ static void qp_step(struct fake_qp *q, bool *busy)
             dial(q);
         read_answers(q);
         for (unsigned i = 0; i < PIECES_A_TURN && more; i++)
-            more = q->state == IBV_QPS_RTS && q->tx == TX_OPEN && !q->peer_down && send_piece(q);
+            more = q->state == IBV_QPS_RTS && q->tx == TX_OPEN && !q->peer_silent && send_piece(q);
         *busy = *busy || more;
     }
     const struct fake_wqe *w = &q->sq[q->acked % q->sq_size];
@@ -434,8 +441,7 @@ static nfds_t turn(struct pollfd *p, int *timeout)
         qp_step(q, &busy);
     watch(p, &n, fake.wake, POLLIN);
     watch(p, &n, fake.control, POLLIN);
-    if (up)
-        watch(p, &n, fake.listener, POLLIN);
+    watch(p, &n, fake.listener, POLLIN);
     for (const struct fake_in *c = fake.ins; c; c = c->next) {
         bool reads = up && (c->qp || !c->asked) && !c->rnr_until;
         ticks = ticks || !reads || c->arrived > c->told;
