@@ -104,6 +104,19 @@ def test_one_cannot():
             job.close()
 
 
+def test_one_of_three():
+    """A communicator over both: verbs between those who can, tcp with the third, and each peer says which."""
+    with cluster_of("", "", "devices 0") as cluster:
+        job = Job(cluster, [0, 1, 2])
+        job.check(3, 16001)
+        for rank in (0, 1, 2):
+            stage, _ = exchange(job, rank)
+            found = {peer["name"]: peer["transport"] for peer in stage["peers"]}
+            expected = {f"node{i}": "tcp" if 2 in (i, rank) else "verbs" for i in range(3) if i != rank}
+            check(found == expected, f"{found} instead of {expected}")
+            check("node2: no RDMA device" in stage["reason"], f"{stage}")
+
+
 def test_late():
     """What was wrong passes: communicators that are there keep their path, the next one after them is made over verbs."""
     for node in (0, 1):
