@@ -60,6 +60,8 @@ struct hrd_link {
     unsigned nstreams;
     uint64_t tx_bytes, rx_bytes, tx_frames, rx_frames;
     uint32_t interruptions, port_downs, device_events;
+    char refusal
+        [400]; /* why expose() said no the last time; "": it did not. For whoever clears it before asking */
     char detail[160];
 };
 

@@ -146,25 +146,34 @@ int hrd_pipeline_reserve(struct acomm *c, char *why, size_t len)
     c->reserve_send = hrd_arena_alloc(a->arena, HRD_DOMAIN_SEND, n.send);
     fits = c->reserve_send != HRD_ARENA_NONE;
     c->reserve_send_bytes = fits ? n.send : 0;
+    const char *refusal = ""; /* of a device */
     for (uint32_t p = 0; p < c->nnodes; p++) {
         if (!c->link[p])
             continue;
+        struct hrd_link *link = c->link[p]->link;
         total += n.recv[p] + eager;
+        if (link)
+            link->refusal[0] = '\0';
         uint64_t r = fits ? hrd_arena_alloc(a->arena, c->link[p]->peer, n.recv[p]) : HRD_ARENA_NONE;
         uint64_t e = fits ? hrd_arena_alloc(a->arena, c->link[p]->peer, eager) : HRD_ARENA_NONE;
         c->reserve_recv[p] = r;
         c->reserve_recv_bytes[p] = r == HRD_ARENA_NONE ? 0 : n.recv[p];
         c->eager_off[p] = e;
         fits = fits && r != HRD_ARENA_NONE && e != HRD_ARENA_NONE;
+        refusal = refusal[0] || !link ? refusal : link->refusal;
     }
     free(n.recv);
     if (fits)
         return 0;
-    snprintf(why, len,
-             "node %s: the arena (%" PRIu64 " KiB, %" PRIu64
-             " KiB in use) has no room for the communicator's reserve of "
-             "%" PRIu64 " KiB; raise arena_size, or lower unit_size or eager_limit on the root's node",
-             a->node_name, hrd_arena_size(a->arena) >> 10, hrd_arena_used(a->arena) >> 10, total >> 10);
+    if (refusal[0])
+        snprintf(why, len, "node %s: no receive memory for the communicator over verbs: %s", a->node_name,
+                 refusal);
+    else
+        snprintf(why, len,
+                 "node %s: the arena (%" PRIu64 " KiB, %" PRIu64
+                 " KiB in use) has no room for the communicator's reserve of "
+                 "%" PRIu64 " KiB; raise arena_size, or lower unit_size or eager_limit on the root's node",
+                 a->node_name, hrd_arena_size(a->arena) >> 10, hrd_arena_used(a->arena) >> 10, total >> 10);
     hrd_pipeline_release_reserve(c);
     return -1;
 }

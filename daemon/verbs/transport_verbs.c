@@ -74,14 +74,15 @@ static int verbs_expose(struct hrd_link *base, uint64_t off, void *at, uint64_t 
 {
     struct vlink *l = (struct vlink *)base;
     struct region *r = calloc(1, sizeof(*r));
-    char why[400];
+    char *why = l->base.refusal;
     if (!r || l->state == V_BROKEN) {
         free(r);
         return -1;
     }
     struct hrd_mr_source src = hrd_vlink_source(l, at, len);
     int err = hrd_mr_register(l->dev.v, l->c->pd, &l->c->memory, &src,
-                              IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &r->mr, why, sizeof(why));
+                              IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &r->mr, why,
+                              sizeof(l->base.refusal));
     if (err) {
         if (!l->warned)
             hrd_warn("no receive memory for the verbs link %s: %s", l->base.detail, why);

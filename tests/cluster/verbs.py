@@ -184,7 +184,7 @@ def test_no_region_for_one_job():
         job = Job(cluster, [0, 1])
         job.check()
         order(cluster.nodes[0].pid, f"limit reg_mr {stats(cluster.nodes[0].pid)['reg_mr']}")
-        refused(cluster, ["node0"], code=RESOURCE)
+        refused(cluster, ["node0: no receive memory", "host memory cannot be registered"], code=RESOURCE)
         job.check(20)
         order(cluster.nodes[0].pid, "limit reg_mr -1")
         Job(cluster, [0, 1]).check()
