@@ -155,7 +155,7 @@ struct hrd_peer {
     unsigned minor;    /* of its protocol version */
     char doomed[1024]; /* "": alive; otherwise it is lost at the next turn of the loop, for this reason */
     bool bye;
-    char bye_text[700];
+    char bye_text[1000];
     uint64_t last_rx, last_ping, since; /* uv_now() ms */
     uint64_t rtt_ns;
     unsigned rtt_samples;

@@ -3,7 +3,7 @@
  * A verbs link whose path failed gets a new one, over the control connection, for as long as the peer counts as alive:
  *
  *   other     DOWN     when its end noticed first
- *   dialer    OFFER    why; new queue pairs, and how many messages had arrived on the old ones
+ *   dialer    OFFER    why; new queue pairs, and how many messages had arrived on the old ones; or why it has none yet
  *   other     ANSWER   the same; its queue pairs are connected already
  *   both      probe, READY as for a new link
  *
@@ -67,9 +67,11 @@ static void dial(struct hrd_daemon *d, struct plink *l)
 {
     struct verbs_try *t = attempt(d, l, hrd_link_nonce());
     t->dialer = true;
-    if (renew(d, l, t) && hrd_setup_offer(d, l) == 0)
-        hrd_verbs_send_end(d, l, HRP_PEER_VERBS_OFFER);
-    else
+    bool can = renew(d, l, t) && hrd_setup_offer(d, l) == 0;
+    if (!can)
+        t->conn = NULL; /* still the link's, and lent */
+    hrd_verbs_send_end(d, l, HRP_PEER_VERBS_OFFER);
+    if (!can)
         hrd_mend_failed(d, l, 0, t->why);
 }
 
@@ -159,12 +161,17 @@ bool hrd_mend_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_p
     const struct hrp_peer_verbs *v = &msg->body.verbs;
     struct plink *l = hrd_link_by_nonce(p, v->link);
     char why[sizeof(l->down_why)];
-    if (!l || v->status != HRP_OK)
+    if (!l)
         return false;
     hrd_verbs_drop(l);
+    snprintf(why, sizeof(why), "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
+    if (v->status != HRP_OK) { /* not yet; it will offer again */
+        hrd_mend_ask(d, l, why);
+        snprintf(l->why, sizeof(l->why), "%s", why);
+        return true;
+    }
     l->offer = *v;
     l->offered = true;
-    snprintf(why, sizeof(why), "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
     if (l->lent)
         answer(d, l);
     else
