@@ -58,6 +58,13 @@ struct hrg_mem_access {
     int flags; /* HRG_ACCESS_* */
 };
 
+/* Of the copies of MemcpyBatchAsync. */
+struct hrg_copy_attributes {
+    int src_access_order; /* HRG_SRC_ACCESS_* */
+    struct hrg_mem_location src_hint, dst_hint;
+    unsigned flags; /* HRG_COPY_* */
+};
+
 /* One element of StreamBatchMemOp: HRG_MEMOP_* says which; wait and write have the same layout. */
 union hrg_memop {
     int operation;
@@ -183,6 +190,8 @@ enum {
     HRG_HOST_DEVICEMAP = 2,
     HRG_HOST_READ_ONLY = 8,
     HRG_ATTACH_GLOBAL = 1, /* MemAllocManaged */
+    HRG_SRC_ACCESS_STREAM = 1, /* struct hrg_copy_attributes */
+    HRG_COPY_PREFER_OVERLAP_WITH_COMPUTE = 1,
     HRG_IPC_LAZY_ENABLE_PEER_ACCESS = 1,
     HRG_ALLOCATION_PINNED = 1,
     HRG_HANDLE_POSIX_FD = 1, /* MemExportToShareableHandle: int */

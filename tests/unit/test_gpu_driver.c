@@ -47,6 +47,14 @@ SAME_PLACE(union hrg_memop, value.value, CUstreamBatchMemOpParams, writeValue.va
 SAME_PLACE(union hrg_memop, value.flags, CUstreamBatchMemOpParams, writeValue.flags);
 SAME_PLACE(union hrg_memop, barrier.flags, CUstreamBatchMemOpParams, memoryBarrier.flags);
 
+#if CUDA_VERSION >= 12080
+SAME_SIZE(struct hrg_copy_attributes, CUmemcpyAttributes);
+SAME_PLACE(struct hrg_copy_attributes, dst_hint, CUmemcpyAttributes, dstLocHint);
+SAME_PLACE(struct hrg_copy_attributes, flags, CUmemcpyAttributes, flags);
+SAME(HRG_SRC_ACCESS_STREAM, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
+SAME(HRG_COPY_PREFER_OVERLAP_WITH_COMPUTE, CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE);
+#endif
+
 SAME(HRG_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE);
 SAME(HRG_ERROR_OUT_OF_MEMORY, CUDA_ERROR_OUT_OF_MEMORY);
 SAME(HRG_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_INITIALIZED);

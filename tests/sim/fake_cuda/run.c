@@ -142,6 +142,28 @@ FAKE_API hrg_result cuMemcpyPeerAsync(hrg_ptr dst, hrg_ctx dst_ctx, hrg_ptr src,
     return post_copy("MemcpyPeerAsync", dst, DEVICE, src, DEVICE, bytes, stream);
 }
 
+/* Each copy in the stream's order, which is one of those that a batch may have. */
+FAKE_API hrg_result cuMemcpyBatchAsync(hrg_ptr *dsts, hrg_ptr *srcs, size_t *sizes, size_t count,
+                                       struct hrg_copy_attributes *attributes, size_t *first_of_attributes,
+                                       size_t nattributes, size_t *failed, hrg_stream stream)
+{
+    FAKE_ENTER("MemcpyBatchAsync", 0);
+    *failed = SIZE_MAX;
+    if (count == 0 || nattributes == 0 || nattributes > count || first_of_attributes[0] != 0 ||
+        attributes[0].src_access_order < HRG_SRC_ACCESS_STREAM || stream == NULL ||
+        stream == HRG_STREAM_LEGACY)
+        return HRG_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        hrg_result r = post_copy("MemcpyBatchAsync", dsts[i], dsts[i] & FAKE_TAG ? DEVICE : HOST, srcs[i],
+                                 srcs[i] & FAKE_TAG ? DEVICE : HOST, sizes[i], stream);
+        if (r != HRG_SUCCESS) {
+            *failed = i;
+            return r;
+        }
+    }
+    return HRG_SUCCESS;
+}
+
 FAKE_API hrg_result cuMemsetD8Async(hrg_ptr dst, unsigned char value, size_t bytes, hrg_stream stream)
 {
     FAKE_ENTER("MemsetD8Async", 0);
