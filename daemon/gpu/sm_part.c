@@ -5,20 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "daemon/gpu/engine_sm.h"
-#include "daemon/thread.h"
 
 #define WORD_STRIDE 64u /* bytes from word to word */
 #define COUNTER_STRIDE 128u
 #define BLOCKS_PER_SM 2u
 #define PAGE 4096u
-/* How long a submit thread looks for more work: the pause between two buckets of a training step. With few cores somebody
-   else has more use for them. */
-#define SPIN_NS UINT64_C(500000)
-#define SPIN_NS_FEW UINT64_C(20000)
-#define MANY_CORES 16
 #define HIGHEST_PRIORITY (-100) /* the driver takes the highest that it has */
 
 uint64_t sm_now_ns(void)
@@ -44,37 +37,14 @@ static bool launch_lane(struct sm_part *p, struct sm_lane *l)
     return true;
 }
 
-static bool launch_all(struct sm_part *p)
+static enum hrd_submit_found launch_all(void *arg)
 {
+    struct sm_part *p = arg;
     bool any = false;
     for (unsigned i = 0; i < SM_LANES; i++)
         while (launch_lane(p, p->lane[i]))
             any = true;
-    return any;
-}
-
-static void *submit_thread(void *arg)
-{
-    struct sm_part *p = arg;
-    uint64_t last = sm_now_ns();
-    (void)p->dev->drv->CtxSetCurrent(p->dev->ctx);
-    while (!atomic_load_explicit(&p->stop, memory_order_relaxed)) {
-        if (launch_all(p)) {
-            last = sm_now_ns();
-            continue;
-        }
-        if (sm_now_ns() - last < p->spin_ns)
-            continue;
-        pthread_mutex_lock(&p->lock);
-        atomic_store_explicit(&p->asleep, true, memory_order_seq_cst);
-        /* Pairs with sm_part_post(): either we see the entry here, or the agent sees us asleep. */
-        if (!launch_all(p) && !atomic_load_explicit(&p->stop, memory_order_relaxed))
-            pthread_cond_wait(&p->more, &p->lock);
-        atomic_store_explicit(&p->asleep, false, memory_order_seq_cst);
-        pthread_mutex_unlock(&p->lock);
-        last = sm_now_ns();
-    }
-    return NULL;
+    return any ? HRD_SUBMIT_DID : HRD_SUBMIT_NOTHING;
 }
 
 struct sm_entry *sm_part_entry(struct sm_part *p, unsigned lane)
@@ -98,15 +68,7 @@ void sm_part_post(struct sm_part *p, unsigned lane)
     if (at == l->over) /* nothing was under way: the clock starts now */
         l->over_ns = e->queued_ns;
     atomic_store_explicit(&l->posted, at + 1, memory_order_seq_cst);
-    if (!atomic_load_explicit(&p->asleep, memory_order_seq_cst))
-        return;
-    pthread_mutex_lock(&p->lock);
-    if (atomic_load_explicit(&p->asleep, memory_order_relaxed)) {
-        (void)p->dev->drv->CtxSetCurrent(p->dev->ctx);
-        launch_all(p);
-        pthread_cond_signal(&p->more);
-    }
-    pthread_mutex_unlock(&p->lock);
+    hrd_submit_ring(&p->submit);
 }
 
 struct sm_entry *sm_part_over(struct sm_lane *l)
@@ -171,13 +133,7 @@ static void take_down(struct hrd_gpu_dev *g, void *state)
 {
     struct sm_part *p = state;
     const struct hrg_driver *drv = g->drv;
-    if (p->thread_runs) {
-        pthread_mutex_lock(&p->lock);
-        atomic_store(&p->stop, true);
-        pthread_cond_signal(&p->more);
-        pthread_mutex_unlock(&p->lock);
-        pthread_join(p->thread, NULL);
-    }
+    hrd_submit_stop(&p->submit);
     for (unsigned i = 0; i < SM_LANES; i++) {
         if (p->lane[i] && p->lane[i]->stream)
             (void)drv->StreamDestroy(p->lane[i]->stream);
@@ -189,8 +145,6 @@ static void take_down(struct hrd_gpu_dev *g, void *state)
         (void)drv->MemFree(p->counters);
     if (p->pinned)
         (void)drv->MemFreeHost((void *)p->pinned);
-    pthread_cond_destroy(&p->more);
-    pthread_mutex_destroy(&p->lock);
     free(p);
 }
 
@@ -238,18 +192,10 @@ static hrg_result make_lane(struct sm_part *p, unsigned i, int priority)
     return r != HRG_SUCCESS ? r : drv->StreamSynchronize(l->stream);
 }
 
-static int start_thread(struct sm_part *p)
-{
-    char name[16];
-    snprintf(name, sizeof(name), "hrd-sm-%d", p->dev->gpu);
-    int err = hrd_thread_start(&p->thread, submit_thread, p, name);
-    p->thread_runs = err == 0;
-    return err;
-}
-
 static int bring_up(struct hrd_gpu_dev *g, void **state, char *why, size_t len)
 {
     const char *none;
+    char name[16];
     const void *image = hrg_kernels_image(&none);
     char text[160];
     int sms = 0;
@@ -262,10 +208,7 @@ static int bring_up(struct hrd_gpu_dev *g, void **state, char *why, size_t len)
         snprintf(why, len, "out of memory");
         return -1;
     }
-    pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->more, NULL);
     p->dev = g;
-    p->spin_ns = sysconf(_SC_NPROCESSORS_ONLN) >= MANY_CORES ? SPIN_NS : SPIN_NS_FEW;
     const char *doing = "loading the kernels";
     hrg_result r = load_kernels(p, image);
     if (r == HRG_SUCCESS) {
@@ -281,9 +224,10 @@ static int bring_up(struct hrd_gpu_dev *g, void **state, char *why, size_t len)
         doing = "making a stream";
         r = make_lane(p, i, i == SM_SMALL ? HIGHEST_PRIORITY : 0);
     }
+    snprintf(name, sizeof(name), "hrd-sm-%d", g->gpu);
     if (r != HRG_SUCCESS)
         snprintf(why, len, "%s failed: %s", doing, hrg_error_text(g->drv, r, text, sizeof(text)));
-    else if (start_thread(p) != 0)
+    else if (hrd_submit_start(&p->submit, g, name, launch_all, p) != 0)
         snprintf(why, len, "its submit thread could not be started; raise the process limit");
     else {
         *state = p;

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * One GPU of the sm engine. Launches go through lanes: a lane is a stream and a ring of launches that the agent fills, a
- * launcher empties into the driver, and the kernels count off by a word in pinned memory. The launcher is the GPU's submit
- * thread while it is awake, and the agent itself when it sleeps: a launch costs less than waking somebody.
+ * launcher (submit.h) empties into the driver, and the kernels count off by a word in pinned memory.
  */
 #ifndef HRD_SM_PART_H
 #define HRD_SM_PART_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/engine.h"
 #include "daemon/gpu/gpu.h"
+#include "daemon/gpu/submit.h"
 #include "kernels/gpu_kernels.h"
 
 /* Small launches have a lane of their own, so that they need not wait for large ones. */
@@ -51,12 +50,7 @@ struct sm_part {
     uint64_t pinned_device;
     hrg_ptr counters;
     struct sm_lane *lane[SM_LANES];
-    uint64_t spin_ns; /* how long the thread looks for more before it sleeps */
-    pthread_t thread;
-    bool thread_runs;
-    pthread_mutex_t lock; /* held by who launches while the thread sleeps */
-    pthread_cond_t more;
-    _Atomic bool asleep, stop;
+    struct hrd_submit submit;
     /* the agent's: */
     uint64_t best_ns[64];             /* shortest time seen, by the logarithm of bytes */
     uint64_t last_wait_ns, waited_ns; /* of the last launch; smoothed */
