@@ -421,8 +421,10 @@ static unsigned usable_cores(void)
 static uint64_t auto_number(const struct hrd_key *key)
 {
     unsigned cores = usable_cores();
-    if (strcmp(key->name, "threads") == 0)
-        return cores < 8 ? cores : 8;
+    if (strcmp(key->name, "threads") == 0) {
+        unsigned most = cores / 4 > 8 ? cores / 4 : 8;
+        return cores < most ? cores : most < 64 ? most : 64;
+    }
     return 200; /* spin_us: a hand-over to a sleeper costs up to 50 us, and a daemon waits for several in one op */
 }
 

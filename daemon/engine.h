@@ -46,6 +46,9 @@ struct hrd_work {
     /* Called once, on the agent's thread, from poll(): nobody touches the spans any more. error: NULL, or what kept the
        engine from it (valid during the call); what the sinks hold is then undefined. */
     void (*done)(struct hrd_work *w, const struct hrd_work_error *error);
+    /* Asked on the agent's thread before more of it is begun. False, and then for ever: nobody wants the rest, so that the
+       engine may call done() as soon as what is under way is over. NULL: all of it is wanted. */
+    bool (*wanted)(const struct hrd_work *w);
     void *owner;
     uint32_t step;
     uint64_t began_ns; /* by an engine whose work waits for a device: when the device had all of it; else 0 */
@@ -99,5 +102,11 @@ struct hrd_engine_table {
 
 /* Reduce threads over host memory; `wake` is an eventfd of the agent. NULL with errno. */
 struct hrd_engine *hrd_engine_host_new(unsigned threads, uint64_t chunk_bytes, int wake);
+/*
+ * Of an engine that gives its arithmetic to the host engine in small pieces, each of which others wait for: more comes any
+ * moment (true), or not for now (false). Meanwhile, and for a while after, idle threads look for work instead of sleeping,
+ * and the agent is left alone, where there are threads enough for that. Agent thread.
+ */
+void hrd_engine_host_expect(struct hrd_engine *host, bool more);
 
 #endif

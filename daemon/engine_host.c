@@ -8,10 +8,12 @@
  * thread; and a sleeping thread is woken only when more is queued than would be done by the time it runs.
  */
 #include "daemon/engine.h"
+#include "daemon/relax.h"
 #include "daemon/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -31,6 +33,14 @@
    keeps the agent busy must not keep the work of another waiting. */
 #define LOOKS_PER_WAKE 32u
 
+/* So many threads and more can look for work instead of sleeping while an engine that needs them soon says so: it has waked
+   all of them by the time one would be awake otherwise. For so long after it said that it does not any more: the pause
+   between two ops of a job. */
+#define SPINNERS 4u
+#define LINGER_NS UINT64_C(500000)
+/* The least that one of them is given. */
+#define PIECE_BYTES (UINT64_C(32) << 10)
+
 struct host_engine {
     struct hrd_engine base;
     uint64_t chunk_bytes;
@@ -46,7 +56,8 @@ struct host_engine {
         queued; /* bytes read and written by the chunks that nobody took yet; written under lock */
     _Atomic(struct hrd_work *) finished; /* stack, newest first */
     _Atomic int armed;
-    unsigned looks; /* the agent's: polls with work queued since it last helped */
+    _Atomic uint64_t hot_until; /* idle threads look for work until then; the agent's */
+    unsigned looks;             /* the agent's: polls with work queued since it last helped */
     struct hrd_work *inline_first, *inline_last; /* done by the agent in submit, not yet reported */
     unsigned nthreads;
     pthread_t thread[];
@@ -135,6 +146,24 @@ static uint64_t clock_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+static bool is_hot(const struct host_engine *e)
+{
+    uint64_t until = atomic_load_explicit(&e->hot_until, memory_order_relaxed);
+    return until && clock_ns() < until;
+}
+
+static void look_for_work(struct host_engine *e)
+{
+    while (is_hot(e)) {
+        for (unsigned i = 0; i < 256; i++) {
+            if (atomic_load_explicit(&e->queued, memory_order_relaxed) > 0)
+                return;
+            hrd_relax();
+        }
+        sched_yield(); /* whoever needs this core may have it */
+    }
+}
+
 static uint64_t traffic(const struct hrd_work *w, uint64_t n)
 {
     return n * (work_in_size(w) * w->nsrc + work_out_size(w) * w->ndst);
@@ -192,6 +221,12 @@ static void *reduce_thread(void *arg)
         if (!w) {
             if (e->stop)
                 break;
+            if (is_hot(e)) {
+                pthread_mutex_unlock(&e->lock);
+                look_for_work(e);
+                pthread_mutex_lock(&e->lock);
+                continue;
+            }
             e->idle++;
             pthread_cond_wait(&e->more, &e->lock);
             e->idle--;
@@ -215,7 +250,7 @@ static void *reduce_thread(void *arg)
 static unsigned host_help(struct hrd_engine *base)
 {
     struct host_engine *e = (struct host_engine *)base;
-    if (atomic_load_explicit(&e->queued, memory_order_relaxed) == 0)
+    if (atomic_load_explicit(&e->queued, memory_order_relaxed) == 0 || is_hot(e))
         return 0;
     uint64_t at, n;
     e->looks = 0;
@@ -246,7 +281,13 @@ static void host_submit(struct hrd_engine *base, struct hrd_work *w)
         e->inline_last = w;
         return;
     }
-    uint64_t chunk = e->chunk_bytes / (in > out ? in : out) / 64 * 64;
+    uint64_t size = in > out ? in : out, bytes = e->chunk_bytes;
+    if (is_hot(e)) { /* all threads at once, and as many pieces as there are threads */
+        uint64_t share = w->n * size / e->nthreads;
+        share = share > PIECE_BYTES ? share : PIECE_BYTES;
+        bytes = share < bytes ? share : bytes;
+    }
+    uint64_t chunk = bytes / size / 64 * 64;
     w->chunk = chunk ? chunk : 64;
     w->next_chunk = 0;
     atomic_store_explicit(&w->left, w->n, memory_order_relaxed);
@@ -317,6 +358,7 @@ static int host_arm(struct hrd_engine *base, int armed)
 static void host_free(struct hrd_engine *base)
 {
     struct host_engine *e = (struct host_engine *)base;
+    atomic_store_explicit(&e->hot_until, 0, memory_order_relaxed);
     pthread_mutex_lock(&e->lock);
     e->stop = 1;
     pthread_cond_broadcast(&e->more);
@@ -341,6 +383,22 @@ static uint64_t host_waited(struct hrd_engine *base, uint64_t gpus)
     return 0;
 }
 
+void hrd_engine_host_expect(struct hrd_engine *base, bool more)
+{
+    struct host_engine *e = (struct host_engine *)base;
+    if (e->nthreads < SPINNERS)
+        return;
+    uint64_t until = more ? UINT64_MAX : clock_ns() + LINGER_NS;
+    atomic_store_explicit(&e->hot_until, until, memory_order_relaxed);
+    if (!more)
+        return;
+    pthread_mutex_lock(&e->lock);
+    bool asleep = e->idle > 0;
+    pthread_mutex_unlock(&e->lock);
+    if (asleep)
+        pthread_cond_broadcast(&e->more);
+}
+
 static const struct hrd_engine_table host_table = {
     .name = "host",
     .refuses = host_refuses,
@@ -360,7 +418,12 @@ struct hrd_engine *hrd_engine_host_new(unsigned threads, uint64_t chunk_bytes, i
     e->base.table = &host_table;
     e->chunk_bytes = chunk_bytes;
     e->wake = wake;
-    pthread_mutex_init(&e->lock, NULL);
+    /* Threads that look for work meet at the lock, and hold it shorter than a sleep takes. */
+    pthread_mutexattr_t attr;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
+    pthread_mutex_init(&e->lock, &attr);
+    pthread_mutexattr_destroy(&attr);
     pthread_cond_init(&e->more, NULL);
     int err = 0;
     while (e->nthreads < threads &&

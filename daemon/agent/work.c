@@ -9,6 +9,13 @@
 
 static void work_done(struct hrd_work *w, const struct hrd_work_error *error);
 
+/* An op that fails is over for good. */
+static bool still_wanted(const struct hrd_work *w)
+{
+    const struct aunit *u = w->owner;
+    return u->op->state == OP_RUNNING && !u->op->c->failed;
+}
+
 static struct hrd_work *work_new(struct aunit *u, uint32_t step, enum hrd_work_kind kind, uint32_t nsrc,
                                  uint32_t ndst)
 {
@@ -18,6 +25,7 @@ static struct hrd_work *work_new(struct aunit *u, uint32_t step, enum hrd_work_k
     w->owner = u;
     w->step = step;
     w->done = work_done;
+    w->wanted = still_wanted;
     w->fold = (struct hrk_fold){.in = u->op->sig.dtype, .out = u->op->sig.dtype};
     return w;
 }
