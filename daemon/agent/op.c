@@ -100,12 +100,21 @@ static bool early_frames_agree(struct aop *op)
     return true;
 }
 
+/* What passes through a window comes and goes unit by unit, and a window holds little more than one as planned. */
+static bool any_staged(const struct aop *op)
+{
+    for (uint32_t i = 0; i < op->c->nlocal; i++)
+        if (op->post[i].staged)
+            return true;
+    return false;
+}
+
 /* Where no peer has to cut alike, the engine has a say in it. */
 static struct hrd_plan_env planning_env(const struct aop *op)
 {
     struct hrd_plan_env env = op->c->env;
     const uint64_t wanted = op->engine->table->one_node_unit;
-    if (env.nnodes == 1 && wanted > env.unit_bytes)
+    if (env.nnodes == 1 && wanted > env.unit_bytes && !any_staged(op))
         env.unit_bytes = env.unit_min_bytes = wanted;
     return env;
 }

@@ -5,117 +5,78 @@
  * the job computes; a copy within one GPU would be, so that goes through the host too.
  *
  * Work is cut into chunks, each in one of three stages (copies in, processor, copies out), several in flight: both
- * directions of the link and the processor work at once. A chunk starts with all the pinned memory it needs or waits.
- * Large chunks, because each copy has a fixed cost: below half a megabyte the link idles.
- *
- * A direction of a GPU has one stream. Behind a chunk's copies on it comes one event, so what is in flight on a stream is a
- * queue whose head is the only one to ask for.
+ * directions of the link and the processor work at once. A chunk starts with all the pinned memory it needs or waits, and
+ * no more of them start than keep a lane (dma_part.h) busy: what was not started can be left out when nobody wants it any
+ * more. The agent's thread does all of this and no driver call: those are the GPUs' submit threads'.
  */
 #include "daemon/gpu/engine_dma.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "daemon/arena.h"
-#include "daemon/gpu/parts.h"
+#include "daemon/gpu/bounce.h"
+#include "daemon/gpu/dma_part.h"
+#include "daemon/log.h"
 
-#define CHUNK_BYTES (UINT64_C(512) << 10)
+/* Each chunk costs some microseconds, and the first and the last have the link for themselves: the best length of a chunk
+   grows with the square root of the work's. */
+#define CHUNK_MIN (UINT64_C(256) << 10)
+#define CHUNK_MAX (UINT64_C(1) << 20)
+#define CHUNK_MIN_WORK \
+    (UINT64_C(1) << 20) /* is cut into chunks of CHUNK_MIN, 4 times as much into twice that, and so on */
 /* More add nothing to the overlap and take memory from the caches. */
 #define CHUNKS_MAX 16u
+/* Copies on a lane of which one is under way and the others keep it busy until the agent has looked again. */
+#define COPIES_AHEAD 6u
+/* What one work takes before the next has its turn. */
+#define TURN_BYTES (UINT64_C(4) << 20)
+/* Bytes that one op of one node is given as at most: far above what starting a work costs. */
+#define UNIT_BYTES (UINT64_C(64) << 20)
 #define ELEMS \
     64u /* chunks are multiples of this, so that every element of every type is aligned in its slot */
 #define LINE 128u
-
-enum lane_kind { LANE_IN, LANE_OUT, LANE_PEER, NLANES };
-
-/* ---- on each GPU ------------------------------------------------------------------------------------------- */
-
-struct idle_event {
-    hrg_event event;
-};
-
-struct dma_part {
-    hrg_stream stream[NLANES];
-    struct idle_event *idle; /* events that nobody waits for */
-    unsigned nidle, room;
-};
-
-static void part_down(struct hrd_gpu_dev *g, void *state)
-{
-    struct dma_part *p = state;
-    for (unsigned i = 0; i < p->nidle; i++)
-        (void)g->drv->EventDestroy(p->idle[i].event);
-    for (unsigned k = 0; k < NLANES; k++)
-        if (p->stream[k])
-            (void)g->drv->StreamDestroy(p->stream[k]);
-    free(p->idle);
-    free(p);
-}
-
-static int part_up(struct hrd_gpu_dev *g, void **state, char *why, size_t len)
-{
-    struct dma_part *p = calloc(1, sizeof(*p));
-    hrg_result rc = p ? HRG_SUCCESS : HRG_ERROR_OUT_OF_MEMORY;
-    for (unsigned k = 0; k < NLANES && rc == HRG_SUCCESS; k++)
-        rc = g->drv->StreamCreateWithPriority(&p->stream[k], HRG_STREAM_NON_BLOCKING, 0);
-    if (rc == HRG_SUCCESS) {
-        *state = p;
-        return 0;
-    }
-    char error[128];
-    snprintf(why, len, "streams for copies cannot be made: %s",
-             hrg_error_text(g->drv, rc, error, sizeof(error)));
-    if (p)
-        part_down(g, p);
-    return -1;
-}
-
-const struct hrd_gpu_part hrd_gpu_part_dma = {
-    .kind = HRD_GPU_DMA, .needed = true, .up = part_up, .down = part_down};
 
 /* ---- the engine -------------------------------------------------------------------------------------------- */
 
 /* What a chunk still has to do for a sink. */
 enum sink_state { SINK_SERVED, SINK_HOST, SINK_GPU };
 
+enum stage { STAGE_IN, STAGE_CPU, STAGE_OUT, NSTAGES };
+
 struct chunk {
     struct dma_engine *e;
     struct hrd_work *w;
     uint64_t at, n; /* elements */
-    enum { STAGE_IN, STAGE_CPU, STAGE_OUT } stage;
-    unsigned pending;                /* marks behind copies of this stage */
-    uint64_t off, bytes, slot_bytes; /* in the bounce arena */
+    enum stage stage;
+    uint64_t stage_ns; /* when it began */
+    unsigned pending;  /* batches of this stage that are not over */
+    uint64_t slot_bytes;
     unsigned nslots;
     const char *from; /* where the result lies for the copies out */
     char *out_slot;   /* the result goes here; NULL: nowhere */
     struct hrd_work *inner;
-    uint8_t sink[]; /* enum sink_state, [w->ndst] */
-};
-
-/* The end of a chunk's copies on a lane. */
-struct mark {
-    hrg_event event; /* NULL: none could be had, ask the stream itself */
-    struct chunk *c;
-    struct mark *next;
-};
-
-struct lane {
-    struct mark *first, *last;
+    uint8_t *sink; /* enum sink_state, [w->ndst] */
+    char *slot
+        []; /* pinned memory: of each input on a GPU, in their order; then of a result that has none yet */
 };
 
 struct dma_engine {
     struct hrd_engine base;
     struct hrd_gpus *gpus;
     struct hrd_engine *host;
-    struct hrd_arena *bounce;
+    struct dma_bounce bounce;
     struct hrd_work *first, *last;           /* with elements that no chunk took yet */
     struct hrd_work *done_first, *done_last; /* to be reported */
     unsigned chunks;                         /* that exist */
-    unsigned marks;                          /* copies in flight */
-    struct lane lane[HRD_GPUS_MAX][NLANES];
-    uint64_t busy; /* GPUs with a mark on some lane */
+    bool expecting;                          /* as the host engine knows it */
+    uint64_t busy;                           /* GPUs with a batch on some lane */
+    uint64_t ring; /* GPUs whose thread was given something since it was last rung */
+    /* of all chunks ever: */
+    uint64_t ended, ended_bytes, in_stage_ns[NSTAGES];
 };
 
 static void *need(size_t bytes)
@@ -124,6 +85,13 @@ static void *need(size_t bytes)
     if (!p)
         abort(); /* crash-only */
     return p;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
 static size_t in_size(const struct hrd_work *w)
@@ -153,11 +121,6 @@ static char *pinned_at(const struct dma_engine *e, const struct hrd_span *s, uin
     return s->gpu < 0 && !s->wrap && hrd_gpus_pinned(e->gpus, p, bytes) ? p : NULL;
 }
 
-static char *slot(const struct chunk *c, unsigned i)
-{
-    return (char *)hrd_arena_at(c->e->bounce, c->off) + i * c->slot_bytes;
-}
-
 /* ---- failures ----------------------------------------------------------------------------------------------- */
 
 /* The first failure of a work is the one that is told. */
@@ -183,32 +146,76 @@ static void work_end(struct dma_engine *e, struct hrd_work *w)
     e->done_last = w;
 }
 
+/* ---- the queue of work ---------------------------------------------------------------------------------------- */
+
+static void enqueue(struct dma_engine *e, struct hrd_work *w)
+{
+    w->next = NULL;
+    if (e->last)
+        e->last->next = w;
+    else
+        e->first = w;
+    e->last = w;
+}
+
+/* *at is a link of the queue. */
+static struct hrd_work *dequeue(struct dma_engine *e, struct hrd_work **at)
+{
+    struct hrd_work *w = *at;
+    *at = w->next;
+    if (e->last == w)
+        e->last = at == &e->first ? NULL
+                                  : (struct hrd_work *)(void *)((char *)at - offsetof(struct hrd_work, next));
+    return w;
+}
+
 /* Nothing happens when all its chunks were taken. */
 static void unqueue(struct dma_engine *e, struct hrd_work *w)
 {
-    struct hrd_work **at = &e->first, *before = NULL;
-    while (*at && *at != w) {
-        before = *at;
-        at = &before->next;
-    }
-    if (!*at)
-        return;
-    *at = w->next;
-    if (e->last == w)
-        e->last = before;
+    struct hrd_work **at = &e->first;
+    while (*at && *at != w)
+        at = &(*at)->next;
+    if (*at)
+        dequeue(e, at);
+}
+
+/* It takes no more chunks: it ends when the last one in flight does. */
+static bool stopped(const struct hrd_work *w)
+{
+    return w->error || (w->wanted && !w->wanted(w));
+}
+
+/* Of what was taken nothing is in flight. */
+static bool at_rest(const struct hrd_work *w)
+{
+    return atomic_load_explicit(&w->left, memory_order_relaxed) == w->n - w->next_chunk;
+}
+
+static void enter_stage(struct chunk *c, enum stage stage)
+{
+    uint64_t now = now_ns();
+    c->e->in_stage_ns[c->stage] += now - c->stage_ns;
+    c->stage = stage;
+    c->stage_ns = now;
+}
+
+static void give_slots(struct chunk *c)
+{
+    while (c->nslots > 0)
+        dma_bounce_give(&c->e->bounce, c->slot[--c->nslots], c->slot_bytes);
 }
 
 static void chunk_end(struct chunk *c)
 {
     struct dma_engine *e = c->e;
     struct hrd_work *w = c->w;
-    if (c->bytes)
-        hrd_arena_release(e->bounce, c->off, c->bytes);
+    enter_stage(c, c->stage);
+    e->ended++;
+    e->ended_bytes += c->n * out_size(w);
+    give_slots(c);
     e->chunks--;
-    uint64_t left = atomic_load_explicit(&w->left, memory_order_relaxed) - c->n;
-    atomic_store_explicit(&w->left, left, memory_order_relaxed);
-    /* What failed takes no more chunks: it ends when the last one in flight does. */
-    if (left == 0 || (w->error && left == w->n - w->next_chunk)) {
+    atomic_fetch_sub_explicit(&w->left, c->n, memory_order_relaxed);
+    if (at_rest(w) && (w->next_chunk == w->n || stopped(w))) {
         unqueue(e, w);
         work_end(e, w);
     }
@@ -217,138 +224,94 @@ static void chunk_end(struct chunk *c)
 
 /* ---- copies -------------------------------------------------------------------------------------------------- */
 
-static struct dma_part *part_of(struct hrd_gpu_dev *g)
+static struct dma_part *part_on(const struct dma_engine *e, int16_t gpu)
 {
-    return g->part[HRD_GPU_DMA];
+    return hrd_gpus_dev(e->gpus, gpu)->part[HRD_GPU_DMA];
 }
 
-/* Behind the copies that the chunk put on a lane: they are in flight, whether an event can be had or not. */
-static void put_mark(struct chunk *c, int16_t gpu, enum lane_kind kind)
-{
-    struct dma_engine *e = c->e;
-    struct hrd_gpu_dev *g = hrd_gpus_dev(e->gpus, gpu);
-    struct dma_part *p = part_of(g);
-    struct mark *m = need(sizeof(*m));
-    m->c = c;
-    hrg_result rc = HRG_SUCCESS;
-    if (p->nidle)
-        m->event = p->idle[--p->nidle].event;
-    else
-        rc = g->drv->EventCreate(&m->event, HRG_EVENT_DISABLE_TIMING);
-    if (rc != HRG_SUCCESS) {
-        m->event = NULL;
-    } else if (g->drv->EventRecord(m->event, p->stream[kind]) != HRG_SUCCESS) {
-        (void)g->drv->EventDestroy(m->event);
-        m->event = NULL;
-    }
-    struct lane *l = &e->lane[gpu][kind];
-    if (l->last)
-        l->last->next = m;
-    else
-        l->first = m;
-    l->last = m;
-    c->pending++;
-    e->marks++;
-    e->busy |= UINT64_C(1) << gpu;
-}
+static const char *const copy_name[DMA_LANES] = {"a copy to the host", "a copy from the host",
+                                                 "a copy to another GPU"};
 
-static void give_event(struct dma_part *p, hrg_event event)
-{
-    if (p->nidle == p->room) {
-        unsigned room = p->room ? 2 * p->room : 16;
-        struct idle_event *more = realloc(p->idle, room * sizeof(*more));
-        if (!more)
-            abort(); /* crash-only */
-        p->idle = more;
-        p->room = room;
-    }
-    p->idle[p->nidle++].event = event;
-}
-
-/* Copies of one stage: launched by the callers below, their lanes marked at the end. */
+/* The copies of one stage, collected by GPU and direction. */
 struct launch {
     struct chunk *c;
-    uint64_t touched[NLANES]; /* GPUs */
-    bool failed;
+    uint64_t touched[DMA_LANES]; /* GPUs; of the others there is nothing in: */
+    struct dma_batch *batch[DMA_LANES][HRD_GPUS_MAX];
 };
 
-static hrg_stream stream_on(struct launch *l, int16_t gpu, enum lane_kind kind)
+static void launch_init(struct launch *l, struct chunk *c)
 {
-    struct hrd_gpu_dev *g = hrd_gpus_dev(l->c->e->gpus, gpu);
-    l->touched[kind] |= UINT64_C(1) << gpu;
-    g->drv->CtxSetCurrent(g->ctx);
-    return part_of(g)->stream[kind];
+    l->c = c;
+    memset(l->touched, 0, sizeof(l->touched));
 }
 
-static void check(struct launch *l, int16_t gpu, hrg_result rc, const char *what)
+static struct dma_copy *add_copy(struct launch *l, int16_t gpu, enum dma_lane_kind kind)
 {
-    if (rc == HRG_SUCCESS)
-        return;
-    fail(l->c, gpu, rc, what);
-    l->failed = true;
+    const struct hrd_work *w = l->c->w;
+    uint64_t bit = UINT64_C(1) << gpu;
+    if (!(l->touched[kind] & bit)) {
+        uint32_t most = w->nsrc > w->ndst ? w->nsrc : w->ndst;
+        struct dma_batch *b = need(sizeof(*b) + most * sizeof(b->copy[0]));
+        b->owner = l->c;
+        l->batch[kind][gpu] = b;
+        l->touched[kind] |= bit;
+    }
+    struct dma_batch *b = l->batch[kind][gpu];
+    return &b->copy[b->n++];
 }
-
-static const char COPY_IN[] = "a copy to the host";
-static const char COPY_OUT[] = "a copy from the host";
-static const char COPY_PEER[] = "a copy to another GPU";
-static const char *const copy_name[NLANES] = {COPY_IN, COPY_OUT, COPY_PEER};
 
 static void copy_in(struct launch *l, const struct hrd_span *s, char *to)
 {
-    struct chunk *c = l->c;
+    const struct chunk *c = l->c;
     size_t size = in_size(c->w);
-    struct hrd_gpu_dev *g = hrd_gpus_dev(c->e->gpus, s->gpu);
-    if (l->failed)
-        return;
-    check(l, s->gpu,
-          g->drv->MemcpyDtoHAsync(to, device_at(s, c->at * size), c->n * size, stream_on(l, s->gpu, LANE_IN)),
-          COPY_IN);
+    *add_copy(l, s->gpu, DMA_IN) =
+        (struct dma_copy){.device = device_at(s, c->at * size), .host = to, .bytes = c->n * size};
 }
 
 static void copy_out(struct launch *l, const struct hrd_span *s)
 {
-    struct chunk *c = l->c;
+    const struct chunk *c = l->c;
     size_t size = out_size(c->w);
-    struct hrd_gpu_dev *g = hrd_gpus_dev(c->e->gpus, s->gpu);
-    if (l->failed)
-        return;
-    check(l, s->gpu,
-          g->drv->MemcpyHtoDAsync(device_at(s, c->at * size), c->from, c->n * size,
-                                  stream_on(l, s->gpu, LANE_OUT)),
-          COPY_OUT);
+    *add_copy(l, s->gpu, DMA_OUT) = (struct dma_copy){
+        .device = device_at(s, c->at * size), .host = (char *)(uintptr_t)c->from, .bytes = c->n * size};
 }
 
 static void copy_peer(struct launch *l, const struct hrd_span *from, const struct hrd_span *to)
 {
-    struct chunk *c = l->c;
+    const struct chunk *c = l->c;
     size_t size = out_size(c->w);
-    struct hrd_gpu_dev *f = hrd_gpus_dev(c->e->gpus, from->gpu), *t = hrd_gpus_dev(c->e->gpus, to->gpu);
-    if (l->failed)
-        return;
-    check(l, from->gpu,
-          f->drv->MemcpyPeerAsync(device_at(to, c->at * size), t->ctx, device_at(from, c->at * size), f->ctx,
-                                  c->n * size, stream_on(l, from->gpu, LANE_PEER)),
-          COPY_PEER);
+    *add_copy(l, from->gpu, DMA_PEER) = (struct dma_copy){.device = device_at(from, c->at * size),
+                                                          .peer = device_at(to, c->at * size),
+                                                          .peer_ctx = hrd_gpus_dev(c->e->gpus, to->gpu)->ctx,
+                                                          .bytes = c->n * size};
 }
 
-/* Also behind a copy that failed to start: those before it are in flight. */
 static void launched(struct launch *l)
 {
-    for (unsigned k = 0; k < NLANES; k++)
+    struct dma_engine *e = l->c->e;
+    for (unsigned k = 0; k < DMA_LANES; k++)
         for (uint64_t left = l->touched[k]; left; left &= left - 1) {
             int16_t gpu = (int16_t)__builtin_ctzll(left);
-            struct hrd_gpu_dev *g = hrd_gpus_dev(l->c->e->gpus, gpu);
-            g->drv->CtxSetCurrent(g->ctx);
-            put_mark(l->c, gpu, (enum lane_kind)k);
+            dma_part_post(part_on(e, gpu), (enum dma_lane_kind)k, l->batch[k][gpu]);
+            l->c->pending++;
+            e->busy |= UINT64_C(1) << gpu;
+            e->ring |= UINT64_C(1) << gpu;
         }
+}
+
+static void ring_threads(struct dma_engine *e)
+{
+    for (; e->ring; e->ring &= e->ring - 1)
+        dma_part_ring(part_on(e, (int16_t)__builtin_ctzll(e->ring)));
 }
 
 /* ---- a chunk's stages ---------------------------------------------------------------------------------------- */
 
 static void stage_out(struct chunk *c)
 {
-    struct launch l = {.c = c};
-    c->stage = STAGE_OUT;
+    struct launch l;
+    launch_init(&l, c);
+    enter_stage(c, STAGE_OUT);
     for (uint32_t i = 0; i < c->w->ndst; i++)
         if (c->sink[i] == SINK_GPU)
             copy_out(&l, sink(c->w, i));
@@ -363,7 +326,10 @@ static void inner_done(struct hrd_work *inner, const struct hrd_work_error *erro
     (void)error; /* the host engine has none */
     free(inner);
     c->inner = NULL;
-    stage_out(c);
+    if (stopped(c->w))
+        chunk_end(c);
+    else
+        stage_out(c);
 }
 
 static struct hrd_span here(char *p)
@@ -383,7 +349,7 @@ static void stage_cpu(struct chunk *c)
 {
     struct hrd_work *w = c->w;
     uint32_t nsink = c->out_slot != NULL;
-    c->stage = STAGE_CPU;
+    enter_stage(c, STAGE_CPU);
     for (uint32_t i = 0; i < w->ndst; i++)
         nsink += c->sink[i] == SINK_HOST;
     if (nsink == 0) {
@@ -403,7 +369,7 @@ static void stage_cpu(struct chunk *c)
             inner->span[i] = later(s, c->at * in_size(w));
         else
             inner->span[i] =
-                w->kind == HRD_WORK_COPY ? here((char *)(uintptr_t)c->from) : here(slot(c, next++));
+                w->kind == HRD_WORK_COPY ? here((char *)(uintptr_t)c->from) : here(c->slot[next++]);
     }
     inner->nsrc = w->nsrc;
     for (uint32_t i = 0; i < w->ndst; i++)
@@ -420,7 +386,7 @@ static void stage_cpu(struct chunk *c)
 /* The copies of this stage have ended. */
 static void stage_ended(struct chunk *c)
 {
-    if (c->w->error || c->stage == STAGE_OUT)
+    if (c->stage == STAGE_OUT || stopped(c->w))
         chunk_end(c);
     else
         stage_cpu(c);
@@ -429,13 +395,14 @@ static void stage_ended(struct chunk *c)
 static void stage_in(struct chunk *c)
 {
     struct hrd_work *w = c->w;
-    struct launch l = {.c = c};
+    struct launch l;
     unsigned next = 0;
-    c->stage = STAGE_IN;
+    launch_init(&l, c);
+    c->stage_ns = now_ns(); /* of STAGE_IN */
     if (w->kind == HRD_WORK_FOLD) {
         for (uint32_t i = 0; i < w->nsrc; i++)
             if (w->span[i].gpu >= 0)
-                copy_in(&l, &w->span[i], slot(c, next++));
+                copy_in(&l, &w->span[i], c->slot[next++]);
     } else if (w->kind == HRD_WORK_COPY && w->span[0].gpu >= 0) {
         bool any = false;
         for (uint32_t i = 0; i < w->ndst; i++) {
@@ -447,9 +414,8 @@ static void stage_in(struct chunk *c)
             }
             any = any || c->sink[i] != SINK_SERVED;
         }
-        if (any ||
-            c->from !=
-                slot(c, 0)) /* an arena sink is the source of others and has to be filled in any case */
+        /* A sink of the arena is the source of others and has to be filled in any case. */
+        if (any || c->nslots == 0)
             copy_in(&l, &w->span[0], (char *)(uintptr_t)c->from);
     }
     launched(&l);
@@ -478,13 +444,22 @@ static unsigned slots_of(const struct hrd_work *w)
     return gpu_sources(w) + 1;
 }
 
-/* Elements of a chunk: equal pieces of CHUNK_BYTES up to twice that, and two chunks fit the pinned memory. */
+static uint64_t chunk_bytes(uint64_t work)
+{
+    uint64_t bytes = CHUNK_MIN;
+    for (uint64_t least = 4 * CHUNK_MIN_WORK; bytes < CHUNK_MAX && work >= least; least *= 8)
+        bytes *= 2;
+    return bytes;
+}
+
+/* Elements of a chunk: equal pieces, and two chunks fit the pinned memory. */
 static uint64_t chunk_elems(const struct dma_engine *e, const struct hrd_work *w)
 {
-    uint64_t size = in_size(w) > out_size(w) ? in_size(w) : out_size(w);
-    uint64_t pieces = w->n * size / CHUNK_BYTES;
+    uint64_t size = in_size(w) > out_size(w) ? in_size(w) : out_size(w), bytes = w->n * size;
+    uint64_t pieces = bytes < CHUNK_MIN_WORK ? bytes / (CHUNK_MIN_WORK / 2) : bytes / chunk_bytes(bytes);
     uint64_t n = pieces > 1 ? (w->n + pieces - 1) / pieces : w->n;
-    uint64_t most = hrd_arena_size(e->bounce) / 2 / slots_of(w) / size / ELEMS * ELEMS;
+    uint64_t most = dma_bounce_most(&e->bounce) / 2 / slots_of(w);
+    most = most > HRD_ARENA_PAGE ? (most - HRD_ARENA_PAGE) / size / ELEMS * ELEMS : 0;
     n = (n + ELEMS - 1) / ELEMS * ELEMS;
     return n < most ? n : most;
 }
@@ -527,56 +502,125 @@ static void place(struct chunk *c)
         c->nslots++;
 }
 
-/* 0: took a chunk of w; -1: no pinned memory now. */
-static int take_chunk(struct dma_engine *e, struct hrd_work *w)
+/* The GPU near which the i-th slot should lie. */
+static int16_t slot_gpu(const struct hrd_work *w, unsigned i)
 {
-    struct chunk *c = need(sizeof(*c) + w->ndst);
+    unsigned inputs = gpu_sources(w);
+    const struct hrd_span *s = i < inputs ? w->span : w->span + w->nsrc;
+    for (unsigned skip = i < inputs ? i : 0;; s++)
+        if (s->gpu >= 0 && skip-- == 0)
+            return s->gpu;
+}
+
+static bool take_slots(struct chunk *c)
+{
+    const unsigned wanted = c->nslots;
+    for (c->nslots = 0; c->nslots < wanted; c->nslots++) {
+        c->slot[c->nslots] = dma_bounce_take(&c->e->bounce, slot_gpu(c->w, c->nslots), c->slot_bytes);
+        if (!c->slot[c->nslots])
+            break;
+    }
+    if (c->nslots == wanted)
+        return true;
+    give_slots(c);
+    return false;
+}
+
+static struct chunk *new_chunk(struct dma_engine *e, struct hrd_work *w)
+{
+    struct chunk *c = need(sizeof(*c) + slots_of(w) * sizeof(c->slot[0]) + w->ndst);
     uint64_t size = in_size(w) > out_size(w) ? in_size(w) : out_size(w);
     c->e = e;
     c->w = w;
     c->at = w->next_chunk;
     c->n = w->n - c->at < w->chunk ? w->n - c->at : w->chunk;
-    place(c);
     c->slot_bytes = (c->n * size + LINE - 1) / LINE * LINE;
-    c->bytes = c->nslots * c->slot_bytes;
-    if (c->bytes) {
-        c->off = hrd_arena_alloc(e->bounce, HRD_DOMAIN_SEND, c->bytes);
-        if (c->off == HRD_ARENA_NONE) {
-            free(c);
-            return -1;
-        }
+    c->sink = (uint8_t *)(c->slot + slots_of(w));
+    return c;
+}
+
+/* 0: took a chunk of w; -1: no pinned memory now. */
+static int take_chunk(struct dma_engine *e, struct hrd_work *w)
+{
+    struct chunk *c = new_chunk(e, w);
+    place(c);
+    if (!take_slots(c)) {
+        free(c);
+        return -1;
     }
     if (!c->from && c->nslots) {
         bool copied = w->kind == HRD_WORK_COPY && w->span[0].gpu >= 0;
-        char *result = in_size(w) == out_size(w) || w->nsrc == 0 ? slot(c, 0) : slot(c, c->nslots - 1);
         bool wanted = false;
         for (uint32_t i = 0; i < w->ndst; i++)
             wanted = wanted || c->sink[i] == SINK_GPU;
+        char *result = c->slot[in_size(w) == out_size(w) || w->nsrc == 0 ? 0 : c->nslots - 1];
         c->from = result;
         c->out_slot = copied || !wanted ? NULL : result;
     }
     w->next_chunk += c->n;
+    if (w->next_chunk == w->n)
+        unqueue(e, w);
     e->chunks++;
-    if (w->next_chunk == w->n) {
-        e->first = w->next;
-        if (!e->first)
-            e->last = NULL;
-    }
     stage_in(c);
     return 0;
 }
 
+/* Whether the lane of each GPU that has one of the spans can take a copy of each without having more than `ahead` of them,
+   or half as many batches. */
+static bool lane_has_room(const struct dma_engine *e, const struct hrd_span *span, uint32_t n,
+                          enum dma_lane_kind kind, unsigned ahead)
+{
+    unsigned copies[HRD_GPUS_MAX];
+    uint64_t gpus = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (span[i].gpu < 0)
+            continue;
+        uint64_t bit = UINT64_C(1) << span[i].gpu;
+        copies[span[i].gpu] = gpus & bit ? copies[span[i].gpu] + 1 : 1;
+        gpus |= bit;
+    }
+    for (; gpus; gpus &= gpus - 1) {
+        int16_t gpu = (int16_t)__builtin_ctzll(gpus);
+        unsigned queued = dma_part_queued(part_on(e, gpu), kind);
+        if (queued >= ahead / 2 && (queued + 1) * copies[gpu] > ahead)
+            return false;
+    }
+    return true;
+}
+
+/* More would only wait there, and could not be left out any more. */
+static bool has_room(const struct dma_engine *e, const struct hrd_work *w)
+{
+    return e->chunks < CHUNKS_MAX && lane_has_room(e, w->span, w->nsrc, DMA_IN, COPIES_AHEAD) &&
+           lane_has_room(e, w->span + w->nsrc, w->ndst, DMA_OUT, 2 * COPIES_AHEAD);
+}
+
+static bool turn_is_over(const struct hrd_work *w, uint64_t before)
+{
+    uint64_t turn = TURN_BYTES / out_size(w);
+    return before / turn != w->next_chunk / turn;
+}
+
 static void start_chunks(struct dma_engine *e)
 {
-    while (e->first && e->chunks < CHUNKS_MAX) {
-        if (!e->first->error) {
-            if (take_chunk(e, e->first) != 0)
-                return;
+    struct hrd_work **at = &e->first;
+    while (*at) {
+        struct hrd_work *w = *at;
+        if (stopped(w)) {
+            dequeue(e, at);
+            if (at_rest(w))
+                work_end(e, w);
             continue;
         }
-        e->first = e->first->next; /* it ends with its last chunk in flight */
-        if (!e->first)
-            e->last = NULL;
+        if (!has_room(e, w)) {
+            at = &w->next;
+            continue;
+        }
+        uint64_t before = w->next_chunk;
+        if (take_chunk(e, w) != 0)
+            return; /* what comes first gets the memory that comes back first */
+        if (*at == w && w->next && turn_is_over(w, before))
+            enqueue(e, dequeue(e, at));
     }
 }
 
@@ -613,36 +657,19 @@ static void dma_submit(struct hrd_engine *base, struct hrd_work *w)
         work_end(e, w);
         return;
     }
-    if (e->last)
-        e->last->next = w;
-    else
-        e->first = w;
-    e->last = w;
+    enqueue(e, w);
 }
 
-/* Takes off the marks that the GPU has passed. */
-static unsigned look_at_lane(struct dma_engine *e, int16_t gpu, enum lane_kind kind)
+static unsigned look_at_lane(struct dma_engine *e, int16_t gpu, enum dma_lane_kind kind)
 {
-    struct hrd_gpu_dev *g = hrd_gpus_dev(e->gpus, gpu);
-    struct dma_part *p = part_of(g);
-    struct lane *l = &e->lane[gpu][kind];
+    struct dma_batch *b;
     unsigned n = 0;
-    while (l->first) {
-        struct mark *m = l->first;
-        struct chunk *c = m->c;
-        hrg_result rc = m->event ? g->drv->EventQuery(m->event) : g->drv->StreamQuery(p->stream[kind]);
-        if (rc == HRG_ERROR_NOT_READY)
-            break;
-        l->first = m->next;
-        if (!l->first)
-            l->last = NULL;
-        if (m->event)
-            give_event(p, m->event);
-        free(m);
-        e->marks--;
+    while ((b = dma_part_over(part_on(e, gpu), kind)) != NULL) {
+        struct chunk *c = b->owner;
+        if (b->result != HRG_SUCCESS)
+            fail(c, gpu, b->result, copy_name[kind]);
+        free(b);
         n++;
-        if (rc != HRG_SUCCESS)
-            fail(c, gpu, rc, copy_name[kind]);
         if (--c->pending == 0)
             stage_ended(c);
     }
@@ -654,25 +681,33 @@ static unsigned look_at_gpus(struct dma_engine *e)
     unsigned n = 0;
     for (uint64_t left = e->busy; left; left &= left - 1) {
         int16_t g = (int16_t)__builtin_ctzll(left);
-        struct hrd_gpu_dev *d = hrd_gpus_dev(e->gpus, g);
-        d->drv->CtxSetCurrent(d->ctx);
-        for (unsigned k = 0; k < NLANES; k++)
-            n += look_at_lane(e, g, (enum lane_kind)k);
+        for (unsigned k = 0; k < DMA_LANES; k++)
+            n += look_at_lane(e, g, (enum dma_lane_kind)k);
         /* Asked at the end: what ended on one lane may have put the next copies on another. */
         bool any = false;
-        for (unsigned k = 0; k < NLANES; k++)
-            any = any || e->lane[g][k].first;
+        for (unsigned k = 0; k < DMA_LANES; k++)
+            any = any || dma_part_queued(part_on(e, g), (enum dma_lane_kind)k);
         if (!any)
             e->busy &= ~(UINT64_C(1) << g);
     }
     return n;
 }
 
+static void tell_host(struct dma_engine *e)
+{
+    if ((e->chunks > 0) == e->expecting)
+        return;
+    e->expecting = !e->expecting;
+    hrd_engine_host_expect(e->host, e->expecting);
+}
+
 static unsigned dma_poll(struct hrd_engine *base)
 {
     struct dma_engine *e = (struct dma_engine *)base;
-    unsigned count = e->marks ? look_at_gpus(e) : 0;
+    unsigned count = look_at_gpus(e);
     start_chunks(e);
+    ring_threads(e);
+    tell_host(e); /* behind the first copies: what it wakes has until they end */
     while (e->done_first) {
         struct hrd_work *w = e->done_first;
         e->done_first = w->next;
@@ -693,9 +728,10 @@ static int dma_arm(struct hrd_engine *base, int armed)
     return e->done_first || (e->first && e->chunks == 0);
 }
 
+/* Also while the processor works: a nap more for each chunk would be a good part of what it takes. */
 static bool dma_silent(struct hrd_engine *base)
 {
-    return ((struct dma_engine *)base)->marks > 0;
+    return ((struct dma_engine *)base)->chunks > 0;
 }
 
 static unsigned dma_help(struct hrd_engine *base)
@@ -707,12 +743,18 @@ static unsigned dma_help(struct hrd_engine *base)
 static void dma_free(struct hrd_engine *base)
 {
     struct dma_engine *e = (struct dma_engine *)base;
-    hrd_arena_free(e->bounce);
+    if (e->ended)
+        hrd_info("dma engine: %" PRIu64 " chunks of %" PRIu64 " KiB took %" PRIu64 " us in, %" PRIu64
+                 " us on the processor and %" PRIu64 " us out",
+                 e->ended, e->ended_bytes / e->ended >> 10, e->in_stage_ns[STAGE_IN] / e->ended / 1000,
+                 e->in_stage_ns[STAGE_CPU] / e->ended / 1000, e->in_stage_ns[STAGE_OUT] / e->ended / 1000);
+    dma_bounce_close(&e->bounce);
     free(e);
 }
 
 static const struct hrd_engine_table dma_table = {
     .name = "dma",
+    .one_node_unit = UNIT_BYTES,
     .refuses = dma_refuses,
     .waited = dma_waited,
     .submit = dma_submit,
@@ -731,13 +773,11 @@ struct hrd_engine *hrd_engine_dma_new(struct hrd_gpus *gpus, struct hrd_engine *
     e->base.table = &dma_table;
     e->gpus = gpus;
     e->host = host;
-    e->bounce = hrd_arena_new(bounce_bytes);
-    if (!e->bounce) {
+    if (dma_bounce_open(&e->bounce, gpus, bounce_bytes) != 0) {
         int err = errno;
         free(e);
         errno = err;
         return NULL;
     }
-    hrd_gpus_pin(gpus, hrd_arena_at(e->bounce, 0), hrd_arena_size(e->bounce));
     return &e->base;
 }

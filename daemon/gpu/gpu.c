@@ -16,6 +16,7 @@
 #include "daemon/gpu/gpu_int.h"
 #include "daemon/gpu/parts.h"
 #include "daemon/log.h"
+#include "daemon/numa.h"
 #include "daemon/thread.h"
 
 #define KEPT_MS 100u /* after which a GPU that has to stay up for others asks again whether it may go */
@@ -39,6 +40,11 @@ const char *hrd_gpu_name(const struct hrd_gpu_dev *d, char *buf, size_t len)
 struct hrd_gpu_dev *hrd_gpus_dev(const struct hrd_gpus *gpus, int16_t gpu)
 {
     return &gpus->gpu[gpu]->dev;
+}
+
+unsigned hrd_gpus_numa_nodes(const struct hrd_gpus *gpus)
+{
+    return hrd_numa_nodes(gpus->cfg.sysfs);
 }
 
 static struct gpu *gpu_of(struct hrd_gpu_dev *d)
@@ -374,6 +380,7 @@ static int list_device(struct hrd_gpus *gpus, const struct hrg_driver *drv, int 
         free(g);
         return rc;
     }
+    d->numa = hrd_numa_of_pci(gpus->cfg.sysfs, d->pci);
     g->gpus = gpus;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -653,6 +660,7 @@ struct hrd_gpus *hrd_gpus_new(const struct hrd_gpus_config *cfg)
     gpus->cfg = *cfg;
     snprintf(gpus->node_name, sizeof(gpus->node_name), "%s", cfg->node_name ? cfg->node_name : "?");
     gpus->cfg.node_name = gpus->node_name;
+    gpus->cfg.sysfs = cfg->sysfs ? cfg->sysfs : "/sys";
     gpus->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (gpus->event_fd < 0) {
         free(gpus);

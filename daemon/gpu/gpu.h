@@ -41,6 +41,7 @@ struct hrd_gpus_config {
     uint64_t gdr_bytes;    /* memory on each GPU that the RDMA adapter reaches */
     const char
         *topology; /* NULL: this machine's; or a file as for hrd_topo_load(), which stays the caller's */
+    const char *sysfs;     /* NULL: "/sys". A test may put something in its place; borrowed */
 };
 
 /* ---- a GPU, as its engines see it ------------------------------------------------------------------------- */
@@ -57,6 +58,7 @@ struct hrd_gpu_dev {
     struct hrg_uuid uuid;
     char pci[16]; /* "0000:18:00.0" */
     char name[96];
+    unsigned numa;                      /* its NUMA node, see numa.h */
     void *part[HRD_GPU_NPARTS];         /* of hrd_gpu_part.up(); NULL: not there, and */
     char part_why[HRD_GPU_NPARTS][200]; /* why not, a phrase */
 };
@@ -109,11 +111,14 @@ uint64_t hrd_gpus_views_epoch(const struct hrd_gpus *gpus);
 
 /* ---- host memory that all GPUs reach ---------------------------------------------------------------------- */
 
-/* To be registered (pinned) with the first GPU that comes up, for all. Before any import; at most 4 ranges. The memory
+/* To be registered (pinned) with the first GPU that comes up, for all. Before any import; at most 12 ranges. The memory
    stays until hrd_gpus_stop(). */
 void hrd_gpus_pin(struct hrd_gpus *gpus, void *base, uint64_t bytes);
 /* All of it lies in a range that is registered now. Any thread, while a GPU is up. */
 bool hrd_gpus_pinned(const struct hrd_gpus *gpus, const void *p, uint64_t bytes);
+
+/* How many NUMA nodes this machine has: a GPU's is below. Any thread. */
+unsigned hrd_gpus_numa_nodes(const struct hrd_gpus *gpus);
 
 /* ---- control thread --------------------------------------------------------------------------------------- */
 

@@ -9,7 +9,7 @@
 #include "daemon/gpu/gpu.h"
 #include "daemon/verbs/device.h"
 
-#define HRD_GPU_PINS 4
+#define HRD_GPU_PINS 12
 
 /* An import as the kernels of another GPU see it. Neither: that GPU is not up, or does not pair with the owner. */
 struct gpu_view {

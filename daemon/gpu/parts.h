@@ -6,6 +6,6 @@
 #include "daemon/gpu/gpu.h"
 
 extern const struct hrd_gpu_part *const hrd_gpu_parts[HRD_GPU_NPARTS];
-extern const struct hrd_gpu_part hrd_gpu_part_dma; /* engine_dma.c */
+extern const struct hrd_gpu_part hrd_gpu_part_dma; /* dma_part.c */
 
 #endif

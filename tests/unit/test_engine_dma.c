@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #include "daemon/gpu/engine_dma.h"
-#include "daemon/gpu/gpu.h"
+#include "daemon/gpu/gpu_int.h"
 #include "tests/sim/fake_gpu.h"
 
 #define MIB ((uint64_t)1 << 20)
@@ -31,6 +31,7 @@
 
 static const struct hrg_driver *drv;
 static struct hrd_gpus *gpus;
+static const char *sysfs; /* NULL: this machine's */
 static struct hrd_engine *host_engine, *engine;
 static char *arena; /* pinned, as the agent's */
 static int wake;
@@ -53,7 +54,7 @@ static void open_world(uint32_t idle_ms, uint64_t bounce)
     fake_gpu_use();
     wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     arena = aligned_alloc(4096, 2 * BYTES);
-    struct hrd_gpus_config cfg = {.idle_ms = idle_ms, .pair_ms = 3000, .node_name = "here"};
+    struct hrd_gpus_config cfg = {.idle_ms = idle_ms, .pair_ms = 3000, .node_name = "here", .sysfs = sysfs};
     gpus = hrd_gpus_new(&cfg);
     CHECK(gpus != NULL);
     hrd_gpus_pin(gpus, arena, 2 * BYTES);
@@ -202,15 +203,17 @@ static void compare(const struct buffer *b, const char *what)
 /* ---- work ---------------------------------------------------------------------------------------------------- */
 
 struct outcome {
-    bool done, failed, lost;
+    unsigned done; /* the how manyeth it was */
+    bool failed, lost;
     char text[HRD_WORK_TEXT];
 };
 
 static void done(struct hrd_work *w, const struct hrd_work_error *error)
 {
     struct outcome *o = w->owner;
+    static unsigned ends;
     CHECK(!o->done);
-    o->done = true;
+    o->done = ++ends;
     o->failed = error != NULL;
     if (error) {
         o->lost = error->device_lost;
@@ -374,6 +377,41 @@ static void folds(void)
     close_world();
 }
 
+/* A driver that takes many copies in one call: what fails there fails its work alone. */
+static void together(void)
+{
+    setenv("FAKE_CUDA_VERSION", "12080", 1);
+    setenv("FAKE_CUDA_FAIL", "MemcpyBatchAsync=1@5", 1);
+    setenv("FAKE_CUDA_NO_P2P", "0-1,0-2,1-2", 1);
+    open_world(60000, BOUNCE);
+    open_four();
+    unsigned failed = 0;
+    for (int i = 0; i < 4; i++)
+        fill(&four[i], false);
+    for (int k = 0; k < 3; k++) {
+        struct outcome o = {0};
+        struct hrd_work *w = work(HRD_WORK_FOLD, hrk_fold_single(HRP_I32, HRP_SUM, 4), 900000, &o);
+        for (int i = 0; i < 4; i++)
+            source(w, four[i].span, 0);
+        for (int i = 0; i < 4; i++)
+            sink(w, four[i].span, 0);
+        engine->table->submit(engine, w);
+        finish(&o);
+        failed += o.failed;
+        if (o.failed)
+            CHECK(!o.lost && strstr(o.text, "INVALID_VALUE") && strstr(o.text, "the host"));
+        free(w);
+    }
+    CHECK(failed == 1);
+    unsigned singly = fake_gpu_calls("MemcpyDtoHAsync"), calls = fake_gpu_calls("MemcpyBatchAsync");
+    one_fold(four, 2, hrk_fold_single(HRP_F32, HRP_SUM, 2), 5 * MIB / 4 + 3, true, true); /* both on GPU 0 */
+    CHECK(fake_gpu_calls("MemcpyBatchAsync") > calls + 4);
+    CHECK(fake_gpu_calls("MemcpyDtoHAsync") == singly + 2); /* by compare() */
+    one_fold(four, 4, hrk_fold_single(HRP_BF16, HRP_SUM, 4), 700001, false, false);
+    close_four();
+    close_world();
+}
+
 static void one_copy(struct hrd_span from, const unsigned char *from_host, struct buffer *b, unsigned nb,
                      uint64_t n)
 {
@@ -522,6 +560,157 @@ static void crowded(void)
         compare(&four[i], "crowded");
     close_four();
     close_world();
+}
+
+/* A fold of `four` in place, n elements from `at` on. */
+static struct hrd_work *fold_four(uint64_t at, uint64_t n, struct outcome *o)
+{
+    struct hrd_work *w = work(HRD_WORK_FOLD, hrk_fold_single(HRP_I32, HRP_SUM, 4), n, o);
+    for (int i = 0; i < 4; i++)
+        source(w, four[i].span, at * 4);
+    for (int i = 0; i < 4; i++)
+        sink(w, four[i].span, at * 4);
+    return w;
+}
+
+static void expect_fold(uint64_t at, uint64_t n)
+{
+    struct hrk_fold fold = hrk_fold_single(HRP_I32, HRP_SUM, 4);
+    const void *src[4];
+    void *dst[4];
+    for (int i = 0; i < 4; i++)
+        src[i] = dst[i] = four[i].host + at * 4;
+    hrk_fold(&fold, dst, 4, src, 4, n);
+}
+
+static bool want_them;
+
+static bool still_wanted(const struct hrd_work *w)
+{
+    (void)w;
+    return want_them;
+}
+
+/* Nobody wants them any more: a work that has begun ends with what is under way, one that has not at once. */
+static void given_up(void)
+{
+    setenv("FAKE_CUDA_DELAY", "MemcpyDtoHAsync=20000", 1);
+    setenv("FAKE_CUDA_NO_P2P", "0-1,0-2,1-2", 1);
+    open_world(60000, BOUNCE);
+    open_four();
+    for (int i = 0; i < 4; i++)
+        fill(&four[i], false);
+    struct outcome o[2] = {{0}};
+    struct hrd_work *w[2] = {fold_four(0, BYTES / 4, &o[0]), fold_four(0, BYTES / 4, &o[1])};
+    want_them = true;
+    w[0]->wanted = w[1]->wanted = still_wanted;
+    unsigned before = fake_gpu_calls("MemcpyDtoHAsync");
+    engine->table->submit(engine, w[0]);
+    engine->table->submit(engine, w[1]);
+    while (fake_gpu_calls("MemcpyDtoHAsync") < before + 4)
+        turn();
+    CHECK(!o[0].done);
+    want_them = false;
+    unsigned begun = fake_gpu_calls("MemcpyDtoHAsync");
+    finish(&o[0]);
+    finish(&o[1]);
+    CHECK(!o[0].failed && !o[1].failed);
+    CHECK(fake_gpu_calls("MemcpyDtoHAsync") <= begun + 12); /* of three chunks, of dozens */
+    CHECK(!engine->table->silent(engine) && !engine->table->arm(engine, 0));
+    /* The memory is its owner's again. */
+    for (int i = 0; i < 4; i++)
+        fill(&four[i], false);
+    for (int i = 0; i < 200; i++)
+        turn();
+    for (int i = 0; i < 4; i++)
+        compare(&four[i], "given up");
+    struct outcome next = {0};
+    struct hrd_work *n = fold_four(0, 100000, &next);
+    engine->table->submit(engine, n);
+    finish(&next);
+    expect_fold(0, 100000);
+    for (int i = 0; i < 4; i++)
+        compare(&four[i], "the next one");
+    free(w[0]);
+    free(w[1]);
+    free(n);
+    close_four();
+    close_world();
+}
+
+/* A small work does not wait for all of a large one that came before it. */
+static void turns(void)
+{
+    setenv("FAKE_CUDA_DELAY", "MemcpyDtoHAsync=2000", 1);
+    setenv("FAKE_CUDA_NO_P2P", "0-1,0-2,1-2", 1);
+    open_world(60000, BOUNCE);
+    open_four();
+    for (int i = 0; i < 4; i++)
+        fill(&four[i], false);
+    const uint64_t small = 1000, large = BYTES / 4 - small;
+    struct outcome o[2] = {{0}};
+    struct hrd_work *w[2] = {fold_four(0, large, &o[0]), fold_four(large, small, &o[1])};
+    engine->table->submit(engine, w[0]);
+    engine->table->submit(engine, w[1]);
+    finish(&o[0]);
+    finish(&o[1]);
+    CHECK(!o[0].failed && !o[1].failed && o[1].done < o[0].done);
+    expect_fold(0, large + small);
+    for (int i = 0; i < 4; i++)
+        compare(&four[i], "turns");
+    free(w[0]);
+    free(w[1]);
+    close_four();
+    close_world();
+}
+
+static void put_line(const char *root, const char *path, const char *line)
+{
+    char full[512], command[600];
+    snprintf(full, sizeof(full), "%s/%s", root, path);
+    snprintf(command, sizeof(command), "mkdir -p $(dirname %s)", full);
+    CHECK(system(command) == 0);
+    FILE *f = fopen(full, "we");
+    CHECK(f != NULL);
+    fputs(line, f);
+    fclose(f);
+}
+
+static bool all_zero(const struct pinned_range *r)
+{
+    for (uint64_t i = 0; i < r->bytes; i++)
+        if (r->base[i])
+            return false;
+    return true;
+}
+
+/* What comes from a GPU passes through memory of the GPU's node. */
+static void numa(void)
+{
+    char root[] = "/tmp/test-numa-XXXXXX", command[64];
+    CHECK(mkdtemp(root) != NULL);
+    put_line(root, "devices/system/node/online", "0-1\n");
+    put_line(root, "bus/pci/devices/0000:10:00.0/numa_node", "1\n");
+    put_line(root, "bus/pci/devices/0000:20:00.0/numa_node", "0\n");
+    put_line(root, "bus/pci/devices/0000:30:00.0/numa_node", "-1\n");
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    setenv("FAKE_CUDA_NO_P2P", "0-1,0-2,1-2", 1);
+    sysfs = root;
+    open_world(60000, 2 * BOUNCE);
+    CHECK(gpus->nranges == 3 && gpus->range[1].bytes == BOUNCE && gpus->range[2].bytes == BOUNCE);
+    open_four();
+    static const unsigned node[3] = {1, 0, 0};
+    for (int16_t g = 0; g < 3; g++)
+        CHECK(hrd_gpus_dev(gpus, g)->numa == node[g]);
+    CHECK(all_zero(&gpus->range[1]) && all_zero(&gpus->range[2]));
+    one_fold(four, 2, hrk_fold_single(HRP_I32, HRP_SUM, 2), 400000, true, false); /* both on GPU 0 */
+    CHECK(all_zero(&gpus->range[1]) && !all_zero(&gpus->range[2]));
+    one_fold(four, 4, hrk_fold_single(HRP_I32, HRP_SUM, 4), 700001, true, false);
+    CHECK(!all_zero(&gpus->range[1]));
+    close_four();
+    close_world();
+    snprintf(command, sizeof(command), "rm -r %s", root);
+    CHECK(system(command) == 0);
 }
 
 static struct outcome try_fold(uint64_t n)
@@ -881,6 +1070,8 @@ int main(void)
         FAKE_GPU_TEST(failing_trials), FAKE_GPU_TEST(lost_device), FAKE_GPU_TEST(refusals),
         FAKE_GPU_TEST(shared_import),  FAKE_GPU_TEST(idle),        FAKE_GPU_TEST(out_of_memory),
         FAKE_GPU_TEST(switched_off),   FAKE_GPU_TEST(lost_apart),  FAKE_GPU_TEST(first_of_two_fails),
+        FAKE_GPU_TEST(given_up),       FAKE_GPU_TEST(turns),       FAKE_GPU_TEST(numa),
+        FAKE_GPU_TEST(together),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
