@@ -294,6 +294,12 @@ static void test_stranger_with_nonce(void **state)
         assert_non_null(strstr(fake_cm_stranger_heard(),
                                queue < 2 ? "is not the one that the peer named" : "nobody asked for this"));
     }
+    r.nonce ^= 2; /* the right queue pair of some other attempt */
+    r.queue = 0;
+    fake_cm_stranger(&r, sizeof(r), class_of(0)->verbs->conn->local.qpn[0]);
+    for (int k = 0; k < 20; k++)
+        turn();
+    assert_non_null(strstr(fake_cm_stranger_heard(), "nobody asked for this"));
     link_up(true);
     connected_by("exchange", "the peer did not answer the request by RDMA-CM");
     end();
