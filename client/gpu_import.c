@@ -13,6 +13,9 @@
 /* Smaller ops go through the window: two small copies cost less than what another process does before and after. Up to here it
    was faster where measured (docs/benchmarks.md); at four times this it cost 30 us more. */
 #define STAGED_BYTES (UINT64_C(64) << 10)
+/* The same where the daemon's kernels do not wait for the GPU. */
+#define STAGED_BYTES_IDLE (UINT64_C(1) << 10)
+#define NOT_SET (UINT64_MAX - 1)
 #define MEMORIES_MAX 256u
 #define IDLE_NS (30 * HCL_SEC) /* also: how long a refusal is believed */
 
@@ -352,28 +355,39 @@ static uint64_t read_staged_bytes(void)
 {
     const char *text = getenv("HREDUCE_GPU_STAGED_BYTES");
     if (text == NULL || text[0] == '\0')
-        return STAGED_BYTES;
+        return NOT_SET;
     char *end;
     errno = 0;
     unsigned long long v = strtoull(text, &end, 10);
-    if (text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && v < UINT64_MAX)
+    if (text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && v < NOT_SET)
         return v;
     hcl_log(HCLIENT_LOG_WARN,
             "HREDUCE_GPU_STAGED_BYTES is \"%s\", which is not a number of bytes, in digits alone; the "
-            "default of %llu is used",
-            text, (unsigned long long)STAGED_BYTES);
-    return STAGED_BYTES;
+            "default is used (%llu, or %llu where kernels do not wait for the GPU)",
+            text, (unsigned long long)STAGED_BYTES, (unsigned long long)STAGED_BYTES_IDLE);
+    return NOT_SET;
 }
 
-static uint64_t staged_bytes(void)
+/* What the daemon said of the op that had the next op's slot: all ranks of the node read the same. */
+static bool advised_in_place(const struct hcl_comm *comm)
 {
-    static _Atomic uint64_t limit = UINT64_MAX;
-    uint64_t v = atomic_load_explicit(&limit, memory_order_relaxed);
+    uint64_t k = atomic_load_explicit(&comm->posted, memory_order_relaxed) + 1;
+    const volatile struct hrp_completion *older = &comm->area->completion[k % HRP_OP_SLOTS];
+    return k > HRP_OP_SLOTS && older->op == k - HRP_OP_SLOTS && older->advice & HRP_ADVICE_IN_PLACE;
+}
+
+/* Up to how many bytes in all the comm's next op is staged. */
+static uint64_t staged_bytes(const struct hcl_comm *comm)
+{
+    static _Atomic uint64_t set = UINT64_MAX;
+    uint64_t v = atomic_load_explicit(&set, memory_order_relaxed);
     if (v == UINT64_MAX) {
         v = read_staged_bytes();
-        atomic_store_explicit(&limit, v, memory_order_relaxed);
+        atomic_store_explicit(&set, v, memory_order_relaxed);
     }
-    return v;
+    if (v != NOT_SET)
+        return v;
+    return advised_in_place(comm) ? STAGED_BYTES_IDLE : STAGED_BYTES;
 }
 
 static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
@@ -381,7 +395,7 @@ static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_de
 {
     struct hcl_gpu_scope scope;
     uint64_t all = hrp_sig_bytes(&c->sig, comm->nranks);
-    if (all == 0 || all <= staged_bytes() || !hcl_gpu_prepare(comm, c, &scope, result))
+    if (all == 0 || all <= staged_bytes(comm) || !hcl_gpu_prepare(comm, c, &scope, result))
         return false;
     if (*result != HCLIENT_OK)
         return true;

@@ -88,12 +88,15 @@ struct hrp_desc {
 };
 _Static_assert(sizeof(struct hrp_desc) == 128, "layout");
 
+/* Kernels of the daemon reach the ranks' GPUs and find them waiting: also a small op on GPU memory is fastest in place. */
+#define HRP_ADVICE_IN_PLACE 1u
+
 /* Completion of op k in slot k % R. Writer: daemon, before it raises done to HRP_CHUNK_ALL. */
 struct hrp_completion {
     uint64_t op;
     uint32_t status; /* enum hrp_status */
     uint32_t scope;  /* enum hrp_scope */
-    uint32_t algo;   /* informational: what moved the bytes */
+    uint32_t advice; /* HRP_ADVICE_*, for op k + R; the same on all ranks of a node; 0 by older daemons */
     uint32_t text_len;
     char text[HRP_OP_TEXT]; /* the sentence, no NUL needed; empty on success */
 };

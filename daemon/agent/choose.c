@@ -112,3 +112,38 @@ const char *hrd_choose_engine(struct aop *op)
     explain(op, &now);
     return NULL;
 }
+
+/* All local ranks' buffers are GPU memory, wherever it comes from. */
+static bool all_by_stream(const struct aop *op)
+{
+    for (uint32_t i = 0; i < op->c->nlocal; i++)
+        if (!op->post[i].stream)
+            return false;
+    return true;
+}
+
+/* How often a small op is asked for in place although nothing speaks for it: while the comm's GPUs are not known, and while
+   kernels cannot run on them, which changes when a GPU comes up again. */
+#define ASK_UNKNOWN HRP_OP_SLOTS
+#define ASK_REFUSED 1024u
+
+/* Ranks otherwise copy small ops through their windows, as if copy engines were taken. As long as nobody gave this daemon GPU
+   memory it does not know the GPUs: a single op shows them, and how long its kernel waits. */
+uint32_t hrd_choose_advice(const struct aop *op)
+{
+    const struct acomm *c = op->c;
+    struct hrd_engine *sm = c->a->engine[HRD_ENGINE_SM];
+    const uint8_t overlap = overlap_of(op);
+    const struct hrd_engine_ask ask = {
+        .gpus = c->choice.gpus, .sig = op->sig, .nlocal = c->nlocal, .one_node = true};
+    if (!sm || c->nnodes > 1 || overlap == HRP_OVERLAP_COMPUTE || !all_by_stream(op))
+        return 0;
+    bool in_place;
+    if (!ask.gpus)
+        in_place = overlap == HRP_OVERLAP_IDLE || op->op % ASK_UNKNOWN == 1;
+    else if (sm->table->refuses(sm, &ask))
+        in_place = op->op % ASK_REFUSED == 1;
+    else
+        in_place = overlap == HRP_OVERLAP_IDLE || sm->table->waited(sm, ask.gpus) < WAITED_NS;
+    return in_place ? HRP_ADVICE_IN_PLACE : 0;
+}

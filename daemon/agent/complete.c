@@ -35,6 +35,7 @@ void hrd_complete_rank(struct acomm *c, struct arank *r, uint64_t op, uint32_t s
     slot->op = op;
     slot->status = status;
     slot->scope = scope;
+    slot->advice = status == HRP_OK ? c->advice : 0;
     size_t n = text ? strlen(text) : 0;
     slot->text_len = (uint32_t)(n < sizeof(slot->text) ? n : sizeof(slot->text));
     memcpy(slot->text, text ? text : "", slot->text_len);

@@ -130,6 +130,7 @@ void hrd_op_posted(struct aop *op)
                          refusal);
         return;
     }
+    c->advice = hrd_choose_advice(op);
     char text[SENTENCE], *why = text;
     size_t len = 0;
     if (op->op <= 4 || op->op % 64 == 0) { /* words cost time; a sample is enough */

@@ -318,6 +318,7 @@ struct acomm {
     struct hrd_snapshot_comm stat;
     struct achoice choice;
     struct agdr_choice gdr_choice;
+    uint32_t advice; /* HRP_ADVICE_*, to go with completions */
     uint64_t last_done_ns;
     struct acomm *next, *next_in_bucket;
 };
@@ -414,6 +415,8 @@ void hrd_op_free(struct aop *op);
 /* choose.c */
 /* Sets op->engine and, for the path report, its name and why. Returns NULL, or why no engine can serve the op. */
 const char *hrd_choose_engine(struct aop *op);
+/* HRP_ADVICE_* for the ranks' next small ops, as things stand with this one. */
+uint32_t hrd_choose_advice(const struct aop *op);
 
 /* pool.c */
 /* Decides where the units of a planned op lie; NULL, or why they cannot lie where `require` wants them. */

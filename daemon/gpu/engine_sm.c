@@ -25,6 +25,9 @@
 /* A measured wait counts half as much after each such time without another, so that a GPU gets its next try. */
 #define FORGET_NS UINT64_C(250000000)
 
+#define LONGEST_NS UINT64_C(1000000)
+#define LEAST_BYTES_A_US UINT64_C(8000)
+
 struct failure {
     struct failure *next;
     struct hrd_work *work;
@@ -299,15 +302,22 @@ static unsigned log2_of(uint64_t v)
     return v ? 63u - (unsigned)__builtin_clzll(v) : 0;
 }
 
-/* What a launch took beyond the shortest of its size, it waited for the multiprocessors. A job that computes makes every
-   launch wait; one alone that did has met something else. */
+/* More than any launch takes that does not wait, over the slowest link. */
+static uint64_t longest_ns(uint64_t bytes)
+{
+    return LONGEST_NS + bytes / LEAST_BYTES_A_US * 1000;
+}
+
+/* What a launch took beyond the shortest of its size, it waited for the multiprocessors, even if all of that size so far did. A
+   job that computes makes every launch wait; one alone that did has met something else. */
 static void measure(struct sm_part *p, const struct sm_lane *l, const struct sm_entry *entry, uint64_t now)
 {
     uint64_t began = entry->queued_ns > l->over_ns ? entry->queued_ns : l->over_ns;
     uint64_t took = now > began ? now - began : 0, *best = &p->best_ns[log2_of(entry->bytes)];
     if (*best == 0 || took < *best)
         *best = took;
-    uint64_t wait = took - *best, least = wait < p->last_wait_ns ? wait : p->last_wait_ns;
+    uint64_t usual = *best < longest_ns(entry->bytes) ? *best : longest_ns(entry->bytes);
+    uint64_t wait = took - usual, least = wait < p->last_wait_ns ? wait : p->last_wait_ns;
     p->last_wait_ns = wait;
     p->waited_ns = (3 * p->waited_ns + least) / 4;
     p->measured_ns = now;
