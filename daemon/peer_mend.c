@@ -125,8 +125,6 @@ void hrd_mend_begin(struct hrd_daemon *d, struct plink *l, struct hrd_conn *conn
     if (!l->up || l->lent)
         return;
     note_down(d, l, why);
-    hrd_cm_setup_free(l->cm);
-    l->cm = NULL;
     l->lent = (struct hrd_verbs_conn *)conn;
     l->retry_at = uv_now(d->loop);
     if (hrd_peer_dials(d, l->peer->instance))

@@ -18,8 +18,9 @@
 
 /* For the requests of all queue pairs, from the address to the answer. */
 #define CM_TIMEOUT_MS 3000u
-/* Attempts by RDMA-CM at a new path for a link, before one by exchange. */
-#define CM_MENDS 2u
+/* The same for a new path, which has to be there within peer_timeout; after so many such attempts comes one by exchange. */
+#define CM_MEND_MS 1000u
+#define CM_MENDS 1u
 #define CANDIDATES 64u
 
 struct peer_cm {
@@ -167,6 +168,11 @@ int hrd_setup_offer(struct hrd_daemon *d, struct plink *l)
 
 /* ---- connecting -------------------------------------------------------------------------------------------------- */
 
+static unsigned cm_ms(const struct verbs_try *t)
+{
+    return t->mend ? CM_MEND_MS : CM_TIMEOUT_MS;
+}
+
 static unsigned probe_ms(const struct verbs_try *t)
 {
     return t->mend ? HRD_MEND_ATTEMPT_MS : HRD_VERBS_TIMEOUT_MS;
@@ -200,7 +206,7 @@ int hrd_setup_answer(struct hrd_daemon *d, struct plink *l, const struct hrp_pee
         return err;
     (void)hrd_verbs_conn_begin(t->conn, false, t->why, sizeof(t->why));
     t->cm = hrd_cm_await(d->peers->cm->cm, t->conn, t->nonce);
-    t->deadline = uv_now(d->loop) + CM_TIMEOUT_MS + probe_ms(t);
+    t->deadline = uv_now(d->loop) + cm_ms(t) + probe_ms(t);
     send_listen(d, l);
     return 0;
 }
@@ -237,8 +243,8 @@ int hrd_setup_connect(struct hrd_daemon *d, struct plink *l, const struct hrp_pe
         return err;
     t->probing = !t->rdmacm;
     if (t->rdmacm) {
-        t->cm = hrd_cm_dial(d->peers->cm->cm, t->conn, t->nonce, &t->own, &t->to, CM_TIMEOUT_MS / 2);
-        t->deadline = uv_now(d->loop) + CM_TIMEOUT_MS;
+        t->cm = hrd_cm_dial(d->peers->cm->cm, t->conn, t->nonce, &t->own, &t->to, cm_ms(t) / 2);
+        t->deadline = uv_now(d->loop) + cm_ms(t);
     }
     hrd_peer_soon(d);
     return 0;
@@ -289,7 +295,7 @@ void hrd_setup_step(struct hrd_daemon *d, struct plink *l)
     if (r == 0 && uv_now(d->loop) < t->deadline)
         return;
     if (r == 0)
-        snprintf(why, sizeof(why), "%s within %u s", hrd_cm_waits_for(t->cm), CM_TIMEOUT_MS / 1000);
+        snprintf(why, sizeof(why), "%s within %u s", hrd_cm_waits_for(t->cm), cm_ms(t) / 1000);
     if (r <= 0) {
         failed(d, l, why);
         return;
@@ -306,6 +312,8 @@ bool hrd_setup_under_way(const struct verbs_try *t)
 void hrd_setup_done(struct hrd_daemon *d, struct plink *l)
 {
     struct verbs_try *t = l->verbs;
+    /* Not before: giving up the old ones sends messages, which a path that is down does not carry; soft-RoCE's management
+       queue pair does not survive that. */
     hrd_cm_setup_free(l->cm);
     l->cm = t->cm;
     t->cm = NULL;

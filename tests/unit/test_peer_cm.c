@@ -370,6 +370,29 @@ static void test_mended_by_exchange(void **state)
     end();
 }
 
+/* While there is no path nothing is sent over it: the old connections end when the new ones are there. */
+static void test_quiet_while_down(void **state)
+{
+    (void)state;
+    begin_cm();
+    d[0].cfg.verbs_setup = HRD_SETUP_RDMACM;
+    link_up(true);
+    fake_cm_answer(FAKE_CM_ADDR, RDMA_CM_EVENT_ADDR_ERROR, -EINVAL, 1000);
+    hrd_agent_link_interrupt(d[1].agent, verbs_of(1)->id, "the path failed");
+    for (int i = 0; i < 20000 && fake_cm_calls(FAKE_CM_ADDR) < 6; i++) {
+        turn();
+        assert_int_equal(fake_cm_connected(), 4);
+    }
+    assert_true(fake_cm_calls(FAKE_CM_ADDR) >= 6);
+    fake_cm_answer(FAKE_CM_ADDR, RDMA_CM_EVENT_ADDR_ERROR, 0, 0);
+    wait_mended(1);
+    connected_by("RDMA-CM", "");
+    for (int i = 0; i < 20; i++)
+        turn();
+    assert_int_equal(fake_cm_connected(), 4);
+    end();
+}
+
 /* LISTEN out of place costs its sender the connection; of an attempt that is over it means nothing. */
 static void test_listen_out_of_place(void **state)
 {
@@ -397,12 +420,19 @@ int main(void)
 {
     hrd_log_set_level(HRD_LOG_ERROR);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_connects),           cmocka_unit_test(test_path_record),
-        cmocka_unit_test(test_infiniband),         cmocka_unit_test(test_one_cannot),
-        cmocka_unit_test(test_falls_back),         cmocka_unit_test(test_insists),
-        cmocka_unit_test(test_stranger),           cmocka_unit_test(test_stranger_with_nonce),
-        cmocka_unit_test(test_idle_events),        cmocka_unit_test(test_news),
-        cmocka_unit_test(test_mended_by_exchange), cmocka_unit_test(test_listen_out_of_place),
+        cmocka_unit_test(test_connects),
+        cmocka_unit_test(test_path_record),
+        cmocka_unit_test(test_infiniband),
+        cmocka_unit_test(test_one_cannot),
+        cmocka_unit_test(test_falls_back),
+        cmocka_unit_test(test_insists),
+        cmocka_unit_test(test_stranger),
+        cmocka_unit_test(test_stranger_with_nonce),
+        cmocka_unit_test(test_idle_events),
+        cmocka_unit_test(test_news),
+        cmocka_unit_test(test_mended_by_exchange),
+        cmocka_unit_test(test_quiet_while_down),
+        cmocka_unit_test(test_listen_out_of_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
