@@ -81,7 +81,7 @@ void fake_verbs_set_gid(const char *ipv4);
  */
 void fake_verbs_gpu(bool late, bool damage_in, bool damage_out);
 void fake_verbs_visible(void);
-/* How bytes get from and into GPU memory whose dmabuf cannot be mapped: NULL, they do not. On a real GPU a test has the driver
+/* How bytes get from and into GPU memory; NULL: its dmabuf is mapped. On a real GPU, whose cannot be, a test has the driver
    copy them in the adapter's place. */
 extern void (*fake_verbs_copy)(void *to, bool to_gpu, const void *from, bool from_gpu, size_t len);
 /* Regions of GPU memory that are registered now. */
