@@ -282,6 +282,7 @@ static void add_to_agent(struct hrd_daemon *d, struct lcomm *c)
                                  .unit_min_bytes = b->unit_min_bytes,
                                  .latency_ns = b->latency_ns,
                                  .bandwidth = b->bandwidth};
+    spec.config.require |= d->cfg.require;
     c->state = LCOMM_ADDING;
     hrd_agent_comm_add(d->agent, &spec);
     free(local);
