@@ -189,7 +189,7 @@ enum {
     HRG_HOST_PORTABLE = 1, /* MemHostRegister, MemHostAlloc */
     HRG_HOST_DEVICEMAP = 2,
     HRG_HOST_READ_ONLY = 8,
-    HRG_ATTACH_GLOBAL = 1, /* MemAllocManaged */
+    HRG_ATTACH_GLOBAL = 1,     /* MemAllocManaged */
     HRG_SRC_ACCESS_STREAM = 1, /* struct hrg_copy_attributes */
     HRG_COPY_PREFER_OVERLAP_WITH_COMPUTE = 1,
     HRG_IPC_LAZY_ENABLE_PEER_ACCESS = 1,

@@ -40,8 +40,8 @@ struct hrd_gpus_config {
     uint8_t gdr;           /* enum hrd_gdr_mode, see gdr.h */
     uint64_t gdr_bytes;    /* memory on each GPU that the RDMA adapter reaches */
     const char
-        *topology; /* NULL: this machine's; or a file as for hrd_topo_load(), which stays the caller's */
-    const char *sysfs;     /* NULL: "/sys". A test may put something in its place; borrowed */
+        *topology;     /* NULL: this machine's; or a file as for hrd_topo_load(), which stays the caller's */
+    const char *sysfs; /* NULL: "/sys". A test may put something in its place; borrowed */
 };
 
 /* ---- a GPU, as its engines see it ------------------------------------------------------------------------- */

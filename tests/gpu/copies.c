@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * copies [--ranks 4] [--csv FILE] [--short]: what copies between GPUs and pinned host memory cost, which is what the dma engine is made
- * of. Rates by length of a copy, by what stands behind each (nothing, an event, a written word), by copies a call; both
+ * of. Rates by length of a copy, by what stands behind each (nothing, an event, a written word), by copies a call and streams; both
  * directions alone and together; one GPU, then all at once. The fold of as many sources as there are ranks, by threads, in
  * quiet memory and while all GPUs copy. Last the floor of an all-reduce whose ranks share one GPU: all inputs in and all
  * results out over its link, both directions at the rate measured here, and one chunk in and one out by themselves.
@@ -23,6 +23,7 @@
 #define BYTES (UINT64_C(64) << 20) /* each way in a round */
 #define ROUNDS 5
 #define MAX_BATCH 4
+#define MAX_STREAMS 2
 #define FOLD_PIECE (UINT64_C(32) << 10)
 #define FOLD_BYTES (UINT64_C(16) << 20)
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
@@ -35,12 +36,13 @@ struct way {
     unsigned directions;
     uint64_t chunk;
     enum mark mark;
-    unsigned batch; /* copies a call */
+    unsigned batch;   /* copies a call */
+    unsigned streams; /* a direction, in turns */
 };
 
 struct lane {
     struct gj_gpu gpu;
-    hrg_stream stream[2]; /* in, out */
+    hrg_stream stream[2][MAX_STREAMS]; /* in, out */
     hrg_event event;
     uint64_t device[2];
     char *host[2];
@@ -60,7 +62,9 @@ static void open_lane(struct lane *l, const struct hrg_driver *drv, int ordinal)
 {
     gj_open(&l->gpu, drv, ordinal);
     for (unsigned d = 0; d < 2; d++) {
-        gj_check(drv->StreamCreateWithPriority(&l->stream[d], HRG_STREAM_NON_BLOCKING, 0), "making a stream");
+        for (unsigned i = 0; i < MAX_STREAMS; i++)
+            gj_check(drv->StreamCreateWithPriority(&l->stream[d][i], HRG_STREAM_NON_BLOCKING, 0),
+                     "making a stream");
         l->device[d] = gj_alloc(&l->gpu, BYTES);
         l->host[d] = gj_pinned(&l->gpu, BYTES, NULL);
     }
@@ -72,10 +76,11 @@ static void open_lane(struct lane *l, const struct hrg_driver *drv, int ordinal)
 static void copy(const struct lane *l, unsigned d, uint64_t at)
 {
     const struct hrg_driver *drv = l->gpu.drv;
+    hrg_stream stream = l->stream[d][at / (now.chunk * now.batch) % now.streams];
     hrg_result r = HRG_SUCCESS;
     if (now.batch == 1) {
-        r = d == 0 ? drv->MemcpyDtoHAsync(l->host[d] + at, l->device[d] + at, now.chunk, l->stream[d])
-                   : drv->MemcpyHtoDAsync(l->device[d] + at, l->host[d] + at, now.chunk, l->stream[d]);
+        r = d == 0 ? drv->MemcpyDtoHAsync(l->host[d] + at, l->device[d] + at, now.chunk, stream)
+                   : drv->MemcpyHtoDAsync(l->device[d] + at, l->host[d] + at, now.chunk, stream);
     } else {
         hrg_ptr src[MAX_BATCH], dst[MAX_BATCH];
         size_t size[MAX_BATCH], first = 0, failed;
@@ -87,13 +92,13 @@ static void copy(const struct lane *l, unsigned d, uint64_t at)
             dst[i] = d == 0 ? host : l->device[d] + off;
             size[i] = now.chunk;
         }
-        r = drv->MemcpyBatchAsync(dst, src, size, now.batch, &how, &first, 1, &failed, l->stream[d]);
+        r = drv->MemcpyBatchAsync(dst, src, size, now.batch, &how, &first, 1, &failed, stream);
     }
     gj_check(r, "a copy");
     if (now.mark == EVENT)
-        gj_check(drv->EventRecord(l->event, l->stream[d]), "an event");
+        gj_check(drv->EventRecord(l->event, stream), "an event");
     if (now.mark == WORD)
-        gj_check(drv->StreamWriteValue64(l->stream[d], l->word, at, HRG_WRITE_DEFAULT), "a word");
+        gj_check(drv->StreamWriteValue64(stream, l->word, at, HRG_WRITE_DEFAULT), "a word");
 }
 
 static void round_of(struct lane *l)
@@ -107,7 +112,8 @@ static void round_of(struct lane *l)
             }
     l->call_us = (double)(gj_now_ns() - began) * 1e-3 / (double)calls;
     for (unsigned d = 0; d < 2; d++)
-        gj_check(l->gpu.drv->StreamSynchronize(l->stream[d]), "waiting for copies");
+        for (unsigned i = 0; i < MAX_STREAMS; i++)
+            gj_check(l->gpu.drv->StreamSynchronize(l->stream[d][i]), "waiting for copies");
     l->us = (double)(gj_now_ns() - began) * 1e-3;
 }
 
@@ -183,16 +189,20 @@ static double rate(const struct way *way, int n, double *call_us)
 static void print_rates(int n)
 {
     static const struct way ways[] = {
-        {IN, 4 << 20, NO_MARK, 1},       {OUT, 4 << 20, NO_MARK, 1},      {IN | OUT, 4 << 20, NO_MARK, 1},
-        {IN | OUT, 2 << 20, EVENT, 1},   {IN | OUT, 1 << 20, EVENT, 1},   {IN | OUT, 512 << 10, NO_MARK, 1},
-        {IN | OUT, 512 << 10, EVENT, 1}, {IN | OUT, 512 << 10, WORD, 1},  {IN | OUT, 512 << 10, EVENT, 4},
-        {IN | OUT, 256 << 10, EVENT, 1}, {IN | OUT, 256 << 10, WORD, 1},  {IN | OUT, 256 << 10, EVENT, 4},
-        {IN | OUT, 128 << 10, EVENT, 1}, {IN | OUT, 128 << 10, EVENT, 4},
+        {IN, 4 << 20, NO_MARK, 1, 1},       {OUT, 4 << 20, NO_MARK, 1, 1},
+        {IN | OUT, 4 << 20, NO_MARK, 1, 1}, {IN | OUT, 1 << 20, EVENT, 1, 1},
+        {IN | OUT, 1 << 20, EVENT, 1, 2},   {IN | OUT, 512 << 10, NO_MARK, 1, 1},
+        {IN | OUT, 512 << 10, EVENT, 1, 1}, {IN | OUT, 512 << 10, EVENT, 1, 2},
+        {IN | OUT, 512 << 10, WORD, 1, 1},  {IN | OUT, 512 << 10, EVENT, 4, 1},
+        {IN | OUT, 512 << 10, EVENT, 4, 2}, {IN | OUT, 256 << 10, EVENT, 1, 1},
+        {IN | OUT, 256 << 10, EVENT, 1, 2}, {IN | OUT, 256 << 10, EVENT, 4, 1},
+        {IN | OUT, 256 << 10, EVENT, 4, 2}, {IN | OUT, 128 << 10, EVENT, 4, 2},
     };
     const struct hrg_driver *drv = lanes[0].gpu.drv;
-    printf("\n%d GPU%s at once\n| directions | KiB a copy | copies a call | behind it | GB/s each way and "
+    printf("\n%d GPU%s at once\n| directions | KiB a copy | copies a call | streams | behind it | GB/s each "
+           "way and "
            "GPU | us a "
-           "call |\n| --- | --- | --- | --- | --- | --- |\n",
+           "call |\n| --- | --- | --- | --- | --- | --- | --- |\n",
            n, n == 1 ? "" : "s");
     start_threads(n);
     for (unsigned i = 0; i < COUNT(ways); i++) {
@@ -201,11 +211,12 @@ static void print_rates(int n)
         if ((w->batch > 1 && !drv->MemcpyBatchAsync) || (w->mark == WORD && !drv->StreamWriteValue64))
             continue;
         double bytes = rate(w, n, &call_us);
-        printf("| %s | %llu | %u | %s | %.1f | %.2f |\n",
+        printf("| %s | %llu | %u | %u | %s | %.1f | %.2f |\n",
                w->directions == IN    ? "in"
                : w->directions == OUT ? "out"
                                       : "both",
-               (unsigned long long)w->chunk >> 10, w->batch, mark_name[w->mark], bytes * 1e-9, call_us);
+               (unsigned long long)w->chunk >> 10, w->batch, w->streams, mark_name[w->mark], bytes * 1e-9,
+               call_us);
     }
     end_threads(n);
 }
@@ -216,21 +227,21 @@ static void print_queries(void)
     const struct hrg_driver *drv = l->gpu.drv;
     enum { N = 2000 };
     gj_use(&l->gpu);
-    gj_check(drv->EventRecord(l->event, l->stream[0]), "an event");
-    gj_check(drv->StreamSynchronize(l->stream[0]), "an event");
+    gj_check(drv->EventRecord(l->event, l->stream[0][0]), "an event");
+    gj_check(drv->StreamSynchronize(l->stream[0][0]), "an event");
     uint64_t began = gj_now_ns();
     for (unsigned i = 0; i < N; i++)
         gj_check(drv->EventQuery(l->event), "asking an event");
     double over = (double)(gj_now_ns() - began) / N;
     for (unsigned i = 0; i < 4; i++)
-        gj_check(drv->MemcpyDtoHAsync(l->host[0], l->device[0], BYTES, l->stream[0]), "a copy");
-    gj_check(drv->EventRecord(l->event, l->stream[0]), "an event");
+        gj_check(drv->MemcpyDtoHAsync(l->host[0], l->device[0], BYTES, l->stream[0][0]), "a copy");
+    gj_check(drv->EventRecord(l->event, l->stream[0][0]), "an event");
     unsigned asked = 0;
     began = gj_now_ns();
     while (asked < N && drv->EventQuery(l->event) == HRG_ERROR_NOT_READY)
         asked++;
     double waits = asked ? (double)(gj_now_ns() - began) / asked : 0;
-    gj_check(drv->StreamSynchronize(l->stream[0]), "copies");
+    gj_check(drv->StreamSynchronize(l->stream[0][0]), "copies");
     began = gj_now_ns();
     for (unsigned i = 0; i < N; i++)
         gj_check(drv->CtxSetCurrent(l->gpu.ctx), "the context");
@@ -295,7 +306,7 @@ static void print_folds(unsigned ranks, int n)
     printf("\nfold of %u sources of f32, GB/s of the result\n| threads | quiet | %d GPUs copy both ways |\n"
            "| --- | --- | --- |\n",
            ranks, n);
-    now = (struct way){IN | OUT, 1 << 20, EVENT, 1};
+    now = (struct way){IN | OUT, 1 << 20, EVENT, 1, 1};
     start_threads(n);
     for (unsigned i = 0; i < COUNT(counts); i++) {
         double quiet = fold_rate(counts[i], ranks);
@@ -314,8 +325,8 @@ static void print_folds(unsigned ranks, int n)
 static void print_floor(unsigned ranks, FILE *csv)
 {
     static const uint64_t sizes[] = {1 << 20, 4 << 20, 16 << 20, 64 << 20};
-    static const struct way in = {IN, 4 << 20, NO_MARK, 1}, out = {OUT, 4 << 20, NO_MARK, 1},
-                            both = {IN | OUT, 4 << 20, NO_MARK, 1};
+    static const struct way in = {IN, 4 << 20, NO_MARK, 1, 1}, out = {OUT, 4 << 20, NO_MARK, 1, 1},
+                            both = {IN | OUT, 4 << 20, NO_MARK, 1, 1};
     const uint64_t chunk = 512 << 10;
     double ignored;
     start_threads(1);
