@@ -101,7 +101,7 @@ static void *place_eager(struct acomm *c, uint32_t node, const struct hrp_frame 
         *why = "an eager message larger than eager_limit";
         return NULL;
     }
-    if (f->op <= c->done_wm || f->op > c->done_wm + HRP_EAGER_SLOTS || (e->op == f->op && e->arrived)) {
+    if (f->op <= c->done_wm || f->op > c->done_wm + HRP_EAGER_SLOTS || e->op == f->op) {
         *why = "an eager message into a slot that is in use";
         return NULL;
     }
@@ -123,8 +123,10 @@ static bool behind_mark(struct acomm *c, uint32_t node, unsigned stream, const s
 static void *frame_place(struct hrd_link *link, unsigned stream, const struct hrp_frame *f, const char **why)
 {
     struct alink *l = link->owner;
-    if (f->type != HRP_FRAME_DATA && f->type != HRP_FRAME_EAGER)
-        return l->text;
+    if (f->type != HRP_FRAME_DATA && f->type != HRP_FRAME_EAGER) {
+        *why = "a failure frame outside of stream 0";
+        return stream == 0 ? l->text : NULL;
+    }
     if (f->comm == 0)
         return hrd_probe_place(l, f, why);
     struct acomm *c = hrd_agent_comm(l->a, f->comm);
@@ -140,6 +142,13 @@ static void *frame_place(struct hrd_link *link, unsigned stream, const struct hr
     if (f->type == HRP_FRAME_EAGER)
         return place_eager(c, node, f, why);
     struct astep *st = hrd_pipeline_place(c, node, f, why);
+    if (st &&
+        st->filling) { /* on another stream: what comes last would be written into a slot that is another's by then */
+        *why = "the same block twice";
+        return NULL;
+    }
+    if (st)
+        st->filling = true;
     return st ? st->mem : NULL;
 }
 
@@ -198,10 +207,6 @@ static int frame_arrived(struct hrd_link *link, unsigned stream, const struct hr
         return hrd_probe_arrived(l, stream, f, why);
     struct acomm *c = hrd_agent_comm(l->a, f->comm);
     uint32_t node = c ? hrd_frames_node(c, l) : HRD_NONE;
-    if (stream != 0 && payload == l->text) {
-        *why = "a failure frame outside of stream 0";
-        return -1;
-    }
     if (node == HRD_NONE) {
         if (f->type == HRP_FRAME_DATA || f->type == HRP_FRAME_EAGER) {
             *why = "data for a communicator that does not exist here";

@@ -194,6 +194,7 @@ struct astep {
     uint16_t works; /* engine works still running */
     uint8_t state;
     bool failed;    /* one of its works did not do what it should have */
+    bool filling;   /* RECV: a stream brings it, or has */
     char *mem;      /* LOCAL, FOLD: output (or NULL); RECV: slot */
     uint64_t bytes; /* of mem */
     const struct apool *pool;

@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/plan.h"
 #include "daemon/transport_tcp.h"
 #include "proto/data.h"
 #include "proto/status.h"
@@ -147,6 +148,7 @@ enum kind {
     OTHER_COMM,
     EAGER_TOO_LARGE,
     EAGER_TOO_EARLY,
+    EAGER_ON_TWO,
     TEXT_TOO_LONG,
     TEXT_ON_STREAM_1,
     BEHIND_MARK,
@@ -156,9 +158,9 @@ enum kind {
 };
 
 static const char *const words[NKINDS] = {
-    "malformed", "malformed", "malformed",       "not granted", "wrong slot",  "wrong length",
-    "tag",       "twice",     "granted",         "exist",       "eager_limit", "slot",
-    "malformed", "stream 0",  "behind the mark", "closed",      "closed"};
+    "malformed", "malformed", "malformed", "not granted",     "wrong slot",  "wrong length",
+    "tag",       "twice",     "granted",   "exist",           "eager_limit", "slot",
+    "in use",    "malformed", "stream 0",  "behind the mark", "closed",      "closed"};
 
 static void misbehave(struct victim *v, enum kind kind)
 {
@@ -212,6 +214,12 @@ static void misbehave(struct victim *v, enum kind kind)
         f.type = HRP_FRAME_EAGER;
         f.op = HRP_EAGER_SLOTS + 1;
         f.len = 64;
+        break;
+    case EAGER_ON_TWO: /* half of it on the other stream */
+        f.type = HRP_FRAME_EAGER;
+        f.len = 64;
+        send_all(v->fd[0], &f, sizeof(f));
+        send_all(v->fd[0], payload, 32);
         break;
     case TEXT_TOO_LONG:
         f.type = HRP_FRAME_COMM_FAIL;
@@ -306,6 +314,49 @@ static void wait_count(struct victim *v, const uint32_t *count)
         nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
     }
     assert_int_equal(*count, 1);
+}
+
+/* Bytes of the block that the other node sends first, planned as the agent does it. */
+static uint32_t block_bytes(const struct hrp_sig *sig, uint32_t unit)
+{
+    static uint32_t nodes[2] = {0, 1}, ranks[2] = {1, 1};
+    struct hrd_plan_env env = {.nnodes = 2,
+                               .nranks = 2,
+                               .node_of_rank = nodes,
+                               .ranks_on_node = ranks,
+                               .reproducible = true,
+                               .eager_limit = 4096,
+                               .unit_bytes = 256 << 10,
+                               .unit_min_bytes = 64 << 10,
+                               .latency_ns = 1000,
+                               .bandwidth = 1000000000};
+    struct hrd_plan plan;
+    assert_int_equal(hrd_plan_op(&env, sig, &plan, NULL, 0), 0);
+    return (uint32_t)hrd_plan_block_elems(&env, sig, &plan, unit, 0) * 4;
+}
+
+/* A block that a stream is bringing does not come on another as well: its slot would be another's while the last bytes come. */
+static void test_block_on_two_streams(void **state)
+{
+    (void)state;
+    struct victim *v = calloc(1, sizeof(*v));
+    victim_start(v);
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = COUNT};
+    sim_post(&v->sim, 0, 0, &sig, 0, 0);
+    struct hrp_frame credit = wait_credit(v), f = frame(HRP_FRAME_DATA);
+    char *payload = calloc(1, 1 << 20);
+    f.slot = credit.slot;
+    f.unit = credit.unit;
+    f.sig = credit.sig;
+    f.len = block_bytes(&sig, credit.unit);
+    for (int stream = 0; stream < 2; stream++) {
+        send_all(v->fd[stream], &f, sizeof(f));
+        send_all(v->fd[stream], payload, f.len / 2);
+    }
+    expect_link_lost(v, "the same block twice");
+    free(payload);
+    victim_stop(v);
+    free(v);
 }
 
 /* A mark says something about its own stream: two on one do not stand for the other. */
@@ -428,6 +479,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_protocol_errors),
         cmocka_unit_test(test_random_bytes),
+        cmocka_unit_test(test_block_on_two_streams),
         cmocka_unit_test(test_marks_are_of_their_stream),
         cmocka_unit_test(test_sentence_in_two_parts),
         cmocka_unit_test(test_closed_with_frames_waiting),
