@@ -29,6 +29,8 @@ struct hrd_agent_config {
     uint64_t arena_bytes;
     unsigned threads;    /* reduce threads of the host engine, 1..64 */
     unsigned spin_us;    /* longest spin before the agent sleeps */
+    bool spin_always;    /* also while reduce threads work: there are cores for both */
+    unsigned depth;      /* units of a comm in flight; 0: 4 */
     uint64_t unit_bytes; /* largest unit of an op, see schedule.h */
     uint64_t unit_min_bytes;
     uint64_t chunk_bytes; /* largest piece of work one reduce thread takes at once */

@@ -34,7 +34,7 @@ struct hrd_config {
     uint16_t port;
     uint8_t transport;     /* as hrp_comm_config.transport: 0 auto, 1 tcp, 2 verbs */
     uint32_t require;      /* HRP_REQUIRE_* */
-    uint32_t tcp_streams;  /* 1..HRD_TCP_STREAMS_MAX */
+    uint32_t tcp_streams;  /* resolved: 1..HRD_TCP_STREAMS_MAX */
     char verbs_device[64]; /* "auto" */
     uint32_t verbs_port;   /* UINT32_MAX: auto, likewise: */
     uint32_t verbs_gid_index;
@@ -66,9 +66,10 @@ struct hrd_config {
     uint32_t max_buffers_per_user;
     uint32_t max_comms; /* slots of a session's segment */
 
-    uint32_t threads; /* resolved: 1..64 */
-    uint32_t spin_us; /* resolved */
-    uint8_t simd;     /* 0: auto; else enum hrk_level + 1 */
+    uint32_t threads;    /* resolved: 1..64 */
+    uint32_t io_threads; /* resolved: 0..HRD_TCP_IO_THREADS_MAX */
+    uint32_t spin_us;    /* resolved */
+    uint8_t simd;        /* 0: auto; else enum hrk_level + 1 */
 
     uint8_t algorithm; /* enum hrp_algo */
     bool reproducible;

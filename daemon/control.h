@@ -20,16 +20,18 @@ struct hrd_sessions; /* session.c */
 struct hrd_peers;    /* peer.c */
 struct hrd_members;  /* member.c */
 
-struct hrd_gpus;  /* gpu/gpu.h */
-struct hrd_verbs; /* verbs/verbs_api.h */
+struct hrd_gpus;   /* gpu/gpu.h */
+struct hrd_tcp_io; /* transport_tcp.h */
+struct hrd_verbs;  /* verbs/verbs_api.h */
 
 struct hrd_daemon {
     struct hrd_config cfg;
     uv_loop_t *loop;
     struct hrd_agent *agent;
-    struct hrd_gpus *gpus; /* NULL: tests without GPUs */
-    uint8_t instance[16];  /* random, made at start: locality is "same instance", never host names */
-    char node_name[65];    /* host name, for sentences only */
+    struct hrd_gpus *gpus;     /* NULL: tests without GPUs */
+    struct hrd_tcp_io *tcp_io; /* NULL: io_threads is 0 */
+    uint8_t instance[16];      /* random, made at start: locality is "same instance", never host names */
+    char node_name[65];        /* host name, for sentences only */
     struct hrd_sessions *sessions;
     struct hrd_peers *peers;
     struct hrd_members *members;

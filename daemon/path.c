@@ -217,10 +217,19 @@ static void setup_text(const json_t *peers, char *buf, size_t len)
                  why + (strncmp(why, "node ", 5) == 0 ? 5 : 0));
 }
 
+/* A link of one stream is the agent's, whatever threads there are. */
+static void io_text(const struct hrd_config *cfg, unsigned streams, char *buf, size_t len)
+{
+    if (streams > 1 && cfg->io_threads > 0)
+        snprintf(buf, len, ", copied by %u I/O thread%s", cfg->io_threads, cfg->io_threads == 1 ? "" : "s");
+    else
+        snprintf(buf, len, ", copied by the agent's thread");
+}
+
 static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hrd_snapshot *snap,
                            const struct hrd_snapshot_comm *c, const json_t *member)
 {
-    char used[1000], class[64] = "", setup[600];
+    char used[1000], class[64] = "", setup[600], io[64] = "";
     if (c->nnodes == 1) {
         stage(stages, "exchange", "none: all ranks are on this node");
         return;
@@ -234,9 +243,11 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
                  (int)json_integer_value(json_object_get(member, "service_level")),
                  (int)json_integer_value(json_object_get(member, "traffic_class")));
     setup_text(peers, setup, sizeof(setup));
-    snprintf(used, sizeof(used), "%s%s, %d %s%s a peer%s, peers not authenticated%s", transport,
-             forced(d, member), (int)streams, slow ? "stream" : "queue pair", streams == 1 ? "" : "s", class,
-             setup);
+    if (strcmp(transport, "tcp") == 0)
+        io_text(&d->cfg, (unsigned)streams, io, sizeof(io));
+    snprintf(used, sizeof(used), "%s%s, %d %s%s a peer%s%s, peers not authenticated%s", transport,
+             forced(d, member), (int)streams, slow ? "stream" : "queue pair", streams == 1 ? "" : "s", io,
+             class, setup);
     json_t *s = stage(stages, "exchange", used);
     if (slow && !tcp_asked(member)) {
         const char *why = json_string_value(json_object_get(slow, "reason"));

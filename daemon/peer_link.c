@@ -410,6 +410,7 @@ static void link_complete(struct hrd_daemon *d, struct plink *l)
         tell_failed(d, l->peer, "no memory for the link");
         return;
     }
+    conn->io = d->tcp_io;
     hrd_link_is_up(d, l, &hrd_transport_tcp, &conn->base, n);
 }
 

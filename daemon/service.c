@@ -20,9 +20,13 @@
 #include "daemon/notify.h"
 #include "daemon/session.h"
 #include "daemon/status.h"
+#include "daemon/transport_tcp.h"
 #include "daemon/version.h"
 
 #define TICK_MS 1000
+/* Units in flight that keep I/O threads busy: each takes longer, by hand-overs, than it would on one thread. Between two nodes
+   4 threads move 64 MiB in 9.1 ms with 8 units in flight and in 14.5 ms with 4. */
+#define IO_DEPTH 8u
 /* The agent turns at least once a second; older than this it is stuck. */
 #define AGENT_STALE_MS 5000
 #define STOP_TICK_MS 20
@@ -95,6 +99,8 @@ static int start_agent(struct service *s, char *err, size_t errlen)
         .arena_bytes = c->arena_bytes,
         .threads = c->threads,
         .spin_us = c->spin_us,
+        .spin_always = c->io_threads > 0, /* which wait for the agent between any two frames */
+        .depth = c->io_threads > 0 ? IO_DEPTH : 0,
         .unit_bytes = c->unit_bytes,
         .unit_min_bytes = c->unit_min_bytes,
         .chunk_bytes = c->chunk_bytes,
@@ -116,6 +122,21 @@ static int start_agent(struct service *s, char *err, size_t errlen)
     pthread_sigmask(SIG_BLOCK, &all, &old);
     int rc = hrd_agent_new(&s->d.agent, &ac, err, errlen);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return rc;
+}
+
+static int start_tcp_io(struct service *s, char *err, size_t errlen)
+{
+    const struct hrd_config *c = &s->d.cfg;
+    if (c->io_threads == 0)
+        return 0;
+    s->d.tcp_io = hrd_tcp_io_new(c->io_threads, c->spin_us);
+    if (s->d.tcp_io)
+        return 0;
+    int rc = -errno;
+    snprintf(err, errlen,
+             "cannot start %u I/O threads: %s; lower io_threads, or raise the process or descriptor limit",
+             c->io_threads, strerror(-rc));
     return rc;
 }
 
@@ -371,6 +392,8 @@ static int start_parts(struct service *s, char *err, size_t errlen)
     if (rc == 0)
         rc = start_gpus(s, err, errlen);
     if (rc == 0)
+        rc = start_tcp_io(s, err, errlen);
+    if (rc == 0)
         rc = start_agent(s, err, errlen);
     if (rc == 0)
         rc = hrd_sessions_new(d, err, errlen);
@@ -438,6 +461,7 @@ static void end_parts(struct service *s)
         hrd_gpus_stop(d->gpus);
     if (d->agent)
         hrd_agent_free(d->agent);
+    hrd_tcp_io_free(d->tcp_io);
     if (d->gpus)
         hrd_gpus_free(d->gpus);
 }

@@ -317,12 +317,12 @@ static json_t *daemon_json(const struct hrd_daemon *d, const struct hrd_snapshot
         snprintf(instance + 2 * i, 3, "%02x", d->instance[i]);
     hrd_config_get(&d->cfg, "listen", listen, sizeof(listen));
     hrd_config_get(&d->cfg, "interface", interface, sizeof(interface));
-    return json_pack("{s:s, s:s, s:s, s:i, s:f, s:b, s:s, s:i, s:s, s:b, s:i, s:s, s:I}", "version",
+    return json_pack("{s:s, s:s, s:s, s:i, s:f, s:b, s:s, s:i, s:s, s:b, s:i, s:i, s:s, s:I}", "version",
                      HRD_VERSION, "node", d->node_name, "instance", instance, "pid", (int)getpid(),
                      "uptime_s", uptime_s(), "stopping", d->stopping, "listen", listen, "port",
                      (int)d->cfg.port, "interface", interface, "peers_authenticated", false, "threads",
-                     (int)snap->threads, "simd", snap->simd, "agent_heartbeat_age_ms",
-                     (json_int_t)heartbeat_age_ms(d));
+                     (int)snap->threads, "io_threads", (int)d->cfg.io_threads, "simd", snap->simd,
+                     "agent_heartbeat_age_ms", (json_int_t)heartbeat_age_ms(d));
 }
 
 static json_t *memory_json(const struct hrd_daemon *d, const struct hrd_snapshot *snap)

@@ -26,7 +26,7 @@ struct hrd_tx {
     const void *payload;    /* unchanged until done() */
     unsigned stream;        /* < nstreams of the link */
     /* err 0: the bytes are with the kernel or NIC and the payload may be reused; otherwise the link is lost.
-       Called from flush, close or the poller, never from send. */
+       Called from flush, poll, close or the poller, never from send. */
     void (*done)(struct hrd_tx *tx, int err);
     void *owner;
     struct hrd_tx *next; /* the transport's */
@@ -44,7 +44,7 @@ struct hrd_link_handler {
      * link is ended. */
     int (*arrived)(struct hrd_link *link, unsigned stream, const struct hrp_frame *frame, void *payload,
                    const char **why);
-    /* The link is broken; called once, from flush or the poller. The handler closes it later. */
+    /* The link is broken; called once, from flush, poll or the poller. The handler closes it later. */
     void (*lost)(struct hrd_link *link, const char *why);
     /* The link's path failed, but nothing is lost: conn, which stays the link's, is lent to its set-up, which makes the path
        anew and says so with hrd_agent_link_resume(). Until then frames queue up, and nothing arrives. From the poller or
@@ -58,6 +58,7 @@ struct hrd_link {
     const struct hrd_link_handler *handler;
     void *owner; /* the agent's record of the peer */
     unsigned nstreams;
+    uint64_t detour_bytes; /* ops of fewer bytes are faster on stream 0 alone; 0: streams are alike */
     uint64_t tx_bytes, rx_bytes, tx_frames, rx_frames;
     uint32_t interruptions, port_downs, device_events;
     char refusal

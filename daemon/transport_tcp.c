@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The TCP transport: the streams of a link are ordinary sockets, driven by the agent's epoll set. Payload goes straight
- * from the arena to the socket and from the socket into the slot that the handler names; only headers and the first bytes
- * behind them pass through a small buffer of the stream.
+ * The TCP transport: the streams of a link are ordinary sockets. The agent drives them with its epoll set, or the first one
+ * alone, and I/O threads the others (tcp_io.c); frames are looked at here, on the agent's thread, in either case.
  */
 #include "daemon/transport_tcp.h"
 
@@ -12,42 +11,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-#include "daemon/poller.h"
+#include "daemon/tcp_int.h"
 
-/* Large enough for a run of small frames, small enough that copying out of it does not show. */
-#define RX_BUFFER 8192u
-/* One stream may not keep the agent from its other duties: bytes it moves before it lets others go. */
-#define TURN_BYTES (UINT64_C(1) << 20)
-#define TX_BATCH 16
-
-struct tcp_link;
-
-struct tcp_stream {
-    struct hrd_pollable pollable;
-    struct tcp_link *link;
-    unsigned index;
-    int want_write;
-    struct hrd_tx *tx_first, *tx_last;
-    /* receive: `have` unread bytes at `at` of buf; in_frame: payload of frame is being filled */
-    size_t at, have;
-    int in_frame;
-    struct hrp_frame frame;
-    char *payload;
-    uint64_t got;
-    char buf[RX_BUFFER];
-};
-
-struct tcp_link {
-    struct hrd_link base;
-    struct hrd_poller *poller;
-    int broken;
-    struct hrd_tx *sent_first, *sent_last; /* finished, done() not yet called */
-    struct tcp_stream stream[];
-};
+/* A hand-over to an I/O thread and back costs 10 to 20 us each way. An all_reduce of 256 KiB between two nodes loses a
+   fifth by it, one of 1 MiB takes half the time. */
+#define HAND_OVER_BYTES (UINT64_C(512) << 10)
 
 static void conn_discard(struct hrd_conn *base)
 {
@@ -71,13 +43,21 @@ struct hrd_tcp_conn *hrd_tcp_conn_new(const int *fd, unsigned n)
     return c;
 }
 
+static void unwatch(struct tcp_link *l)
+{
+    for (unsigned i = 0; i < l->base.nstreams; i++)
+        if (!l->stream[i].port.thread)
+            hrd_poller_del(l->poller, &l->stream[i].pollable);
+    if (l->io)
+        hrd_poller_del(l->poller, &l->wake);
+}
+
 static void broken(struct tcp_link *l, const char *why)
 {
     if (l->broken)
         return;
-    l->broken = 1;
-    for (unsigned i = 0; i < l->base.nstreams; i++)
-        hrd_poller_del(l->poller, &l->stream[i].pollable);
+    l->broken = true;
+    unwatch(l);
     l->base.handler->lost(&l->base, why);
 }
 
@@ -88,9 +68,11 @@ static void broken_errno(struct tcp_link *l, const char *what, int err)
     broken(l, text);
 }
 
+static void stream_failed(struct tcp_stream *s, enum tcp_fault fault, int err);
+
 /* ---- send ------------------------------------------------------------------------------------------------ */
 
-static void want_write(struct tcp_stream *s, int want)
+static void want_write(struct tcp_stream *s, bool want)
 {
     if (s->want_write == want || s->link->broken)
         return;
@@ -98,74 +80,26 @@ static void want_write(struct tcp_stream *s, int want)
     (void)hrd_poller_mod(s->link->poller, &s->pollable, EPOLLIN | (want ? EPOLLOUT : 0u));
 }
 
-static unsigned gather_iov(struct tcp_stream *s, struct iovec *iov, unsigned max)
-{
-    unsigned n = 0;
-    for (struct hrd_tx *tx = s->tx_first; tx && n + 2 <= max; tx = tx->next) {
-        uint64_t head = sizeof(tx->frame), skip = tx->sent;
-        if (skip < head)
-            iov[n++] = (struct iovec){(char *)&tx->frame + skip, head - skip};
-        skip = skip > head ? skip - head : 0;
-        if (tx->frame.len > skip)
-            iov[n++] = (struct iovec){(char *)(uintptr_t)tx->payload + skip, tx->frame.len - skip};
-    }
-    return n;
-}
-
-/* Moves n sent bytes along the queue; finished frames go to the link's list of done() calls to make. */
-static void advance(struct tcp_stream *s, uint64_t n)
-{
-    struct tcp_link *l = s->link;
-    while (n > 0 && s->tx_first) {
-        struct hrd_tx *tx = s->tx_first;
-        uint64_t left = sizeof(tx->frame) + tx->frame.len - tx->sent;
-        if (n < left) {
-            tx->sent += n;
-            return;
-        }
-        n -= left;
-        s->tx_first = tx->next;
-        if (!s->tx_first)
-            s->tx_last = NULL;
-        l->base.tx_frames++;
-        l->base.tx_bytes += sizeof(tx->frame) + tx->frame.len;
-        tx->next = NULL;
-        if (l->sent_last)
-            l->sent_last->next = tx;
-        else
-            l->sent_first = tx;
-        l->sent_last = tx;
-    }
-}
-
 static void flush_stream(struct tcp_stream *s)
 {
     struct tcp_link *l = s->link;
-    while (s->tx_first && !l->broken) {
-        struct iovec iov[2 * TX_BATCH];
-        struct msghdr msg = {.msg_iov = iov};
-        msg.msg_iovlen = gather_iov(s, iov, 2 * TX_BATCH);
-        ssize_t n = sendmsg(s->pollable.fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    while (s->tx.first && !l->broken) {
+        ssize_t n = hrd_tcp_transmit(s->pollable.fd, &s->tx, &l->sent);
+        if (n == -EAGAIN)
             break;
         if (n < 0) {
-            broken_errno(l, "send failed", errno);
+            stream_failed(s, TCP_SEND_FAILED, (int)-n);
             return;
         }
-        advance(s, (uint64_t)n);
     }
-    want_write(s, s->tx_first != NULL);
+    want_write(s, s->tx.first != NULL);
 }
 
-static void report_sent(struct tcp_link *l)
+static void report_sent(struct tcp_link *l, struct tcp_queue *sent)
 {
-    while (l->sent_first) {
-        struct hrd_tx *tx = l->sent_first;
-        l->sent_first = tx->next;
-        if (!l->sent_first)
-            l->sent_last = NULL;
+    for (struct hrd_tx *tx = hrd_tcp_queue_take(sent); tx; tx = hrd_tcp_queue_take(sent)) {
+        l->base.tx_frames++;
+        l->base.tx_bytes += sizeof(tx->frame) + tx->frame.len;
         tx->done(tx, 0);
     }
 }
@@ -173,58 +107,58 @@ static void report_sent(struct tcp_link *l)
 static void tcp_send(struct hrd_link *base, struct hrd_tx *tx)
 {
     struct tcp_link *l = (struct tcp_link *)base;
-    struct tcp_stream *s = &l->stream[tx->stream];
-    tx->next = NULL;
     tx->sent = 0;
-    if (s->tx_last)
-        s->tx_last->next = tx;
-    else
-        s->tx_first = tx;
-    s->tx_last = tx;
+    hrd_tcp_queue_add(&l->stream[tx->stream].tx, tx);
 }
 
 static void tcp_flush(struct hrd_link *base)
 {
     struct tcp_link *l = (struct tcp_link *)base;
-    for (unsigned i = 0; i < l->base.nstreams && !l->broken; i++)
-        if (l->stream[i].tx_first && !l->stream[i].want_write) /* else epoll says when there is room */
-            flush_stream(&l->stream[i]);
+    for (unsigned i = 0; i < l->base.nstreams && !l->broken; i++) {
+        struct tcp_stream *s = &l->stream[i];
+        if (s->port.thread)
+            hrd_tcp_io_send(s);
+        else if (s->tx.first && !s->want_write) /* else epoll says when there is room */
+            flush_stream(s);
+    }
     if (!l->broken)
-        report_sent(l);
+        report_sent(l, &l->sent);
 }
 
 /* ---- receive --------------------------------------------------------------------------------------------- */
 
-/* A header is complete in s->frame: finds the place of its payload. */
+/* A header is complete in rx->frame: finds the place of its payload. */
 static int begin_frame(struct tcp_stream *s)
 {
     struct tcp_link *l = s->link;
+    struct tcp_rx *rx = &s->rx;
     const char *why = "malformed frame header";
-    s->payload = NULL;
-    s->got = 0;
-    if (hrp_frame_check(&s->frame)) {
+    rx->payload = NULL;
+    rx->got = 0;
+    if (hrp_frame_check(&rx->frame)) {
         broken(l, why);
         return -1;
     }
-    if (s->frame.len) {
-        s->payload = l->base.handler->place(&l->base, s->index, &s->frame, &why);
-        if (!s->payload) {
+    if (rx->frame.len) {
+        rx->payload = l->base.handler->place(&l->base, s->index, &rx->frame, &why);
+        if (!rx->payload) {
             broken(l, why);
             return -1;
         }
     }
-    s->in_frame = 1;
+    rx->in_frame = true;
     return 0;
 }
 
 static int end_frame(struct tcp_stream *s)
 {
     struct tcp_link *l = s->link;
+    struct tcp_rx *rx = &s->rx;
     const char *why = "frame refused";
-    s->in_frame = 0;
+    rx->in_frame = false;
     l->base.rx_frames++;
-    l->base.rx_bytes += sizeof(s->frame) + s->frame.len;
-    if (l->base.handler->arrived(&l->base, s->index, &s->frame, s->payload, &why)) {
+    l->base.rx_bytes += sizeof(rx->frame) + rx->frame.len;
+    if (l->base.handler->arrived(&l->base, s->index, &rx->frame, rx->payload, &why)) {
         broken(l, why);
         return -1;
     }
@@ -234,29 +168,30 @@ static int end_frame(struct tcp_stream *s)
 /* Uses up what is in the stream's buffer. -1: the link broke. */
 static int eat_buffer(struct tcp_stream *s)
 {
+    struct tcp_rx *rx = &s->rx;
     for (;;) {
-        if (s->in_frame) {
-            uint64_t need = s->frame.len - s->got;
-            size_t n = need < s->have ? (size_t)need : s->have;
+        if (rx->in_frame) {
+            uint64_t need = rx->frame.len - rx->got;
+            size_t n = need < rx->have ? (size_t)need : rx->have;
             if (n)
-                memcpy(s->payload + s->got, s->buf + s->at, n);
-            s->at += n;
-            s->have -= n;
-            s->got += n;
-            if (s->got < s->frame.len)
+                memcpy(rx->payload + rx->got, rx->buf + rx->at, n);
+            rx->at += n;
+            rx->have -= n;
+            rx->got += n;
+            if (rx->got < rx->frame.len)
                 return 0;
             if (end_frame(s))
                 return -1;
             continue;
         }
-        if (s->have < sizeof(s->frame)) {
-            memmove(s->buf, s->buf + s->at, s->have);
-            s->at = 0;
+        if (rx->have < sizeof(rx->frame)) {
+            memmove(rx->buf, rx->buf + rx->at, rx->have);
+            rx->at = 0;
             return 0;
         }
-        memcpy(&s->frame, s->buf + s->at, sizeof(s->frame));
-        s->at += sizeof(s->frame);
-        s->have -= sizeof(s->frame);
+        memcpy(&rx->frame, rx->buf + rx->at, sizeof(rx->frame));
+        rx->at += sizeof(rx->frame);
+        rx->have -= sizeof(rx->frame);
         if (begin_frame(s))
             return -1;
     }
@@ -265,40 +200,31 @@ static int eat_buffer(struct tcp_stream *s)
 static void read_stream(struct tcp_stream *s)
 {
     struct tcp_link *l = s->link;
-    uint64_t moved = 0;
-    while (moved < TURN_BYTES && !l->broken) {
-        struct iovec iov[2];
-        int niov = 0;
-        size_t direct = 0;
-        if (s->in_frame) {
-            direct = s->frame.len - s->got;
-            iov[niov++] = (struct iovec){s->payload + s->got, direct};
-            s->at = s->have = 0; /* eat_buffer() left nothing */
-        }
-        size_t room = RX_BUFFER - s->at - s->have;
-        iov[niov++] = (struct iovec){s->buf + s->at + s->have, room};
-        ssize_t n = readv(s->pollable.fd, iov, niov);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    bool drained = false; /* then epoll says when there is more */
+    for (uint64_t moved = 0; moved < TCP_TURN_BYTES && !drained && !l->broken;) {
+        ssize_t n = hrd_tcp_receive(s->pollable.fd, &s->rx, &drained);
+        if (n == -EAGAIN)
             return;
-        if (n < 0) {
-            broken_errno(l, "receive failed", errno);
-            return;
-        }
-        if (n == 0) {
-            broken(l, "the peer closed the connection");
+        if (n <= 0) {
+            stream_failed(s, n ? TCP_RECEIVE_FAILED : TCP_CLOSED, (int)-n);
             return;
         }
         moved += (uint64_t)n;
-        size_t got = (size_t)n < direct ? (size_t)n : direct;
-        s->got += got;
-        s->have += (size_t)n - got;
         if (eat_buffer(s))
             return;
-        if ((size_t)n < direct + room)
-            return; /* the socket is empty; epoll says when it is not */
     }
+}
+
+/* What the peer said on stream 0 before it hung up comes first: it may be the reason. */
+static void stream_failed(struct tcp_stream *s, enum tcp_fault fault, int err)
+{
+    struct tcp_link *l = s->link;
+    if (s->index != 0 || fault == TCP_SEND_FAILED)
+        read_stream(&l->stream[0]);
+    if (fault == TCP_CLOSED)
+        broken(l, "the peer closed the connection");
+    else
+        broken_errno(l, fault == TCP_SEND_FAILED ? "send failed" : "receive failed", err);
 }
 
 static void stream_ready(struct hrd_pollable *p, uint32_t events)
@@ -312,7 +238,48 @@ static void stream_ready(struct hrd_pollable *p, uint32_t events)
     if (!l->broken && (events & (EPOLLIN | EPOLLERR | EPOLLHUP)))
         read_stream(s);
     if (!l->broken)
-        report_sent(l);
+        report_sent(l, &l->sent);
+}
+
+/* ---- streams that I/O threads drive -------------------------------------------------------------------------- */
+
+static unsigned tcp_poll(struct hrd_link *base)
+{
+    struct tcp_link *l = (struct tcp_link *)base;
+    unsigned n = 0;
+    if (!l->io || l->broken)
+        return 0;
+    for (struct tcp_stream *s = hrd_tcp_io_news(l), *next; s; s = next) {
+        struct tcp_queue sent = {NULL, NULL};
+        next = s->port.next_out; /* a report of the thread may overwrite it from now on */
+        bool mine = hrd_tcp_io_take(s, &sent);
+        report_sent(l, &sent);
+        if (mine && !l->broken && !eat_buffer(s))
+            hrd_tcp_io_receive(s);
+        int fault = atomic_load(&s->port.fault);
+        if (fault != TCP_FINE && !l->broken)
+            stream_failed(s, (enum tcp_fault)fault, s->port.fault_errno);
+        n++;
+    }
+    return n;
+}
+
+static int tcp_arm(struct hrd_link *base)
+{
+    struct tcp_link *l = (struct tcp_link *)base;
+    if (!l->io || l->broken)
+        return 0;
+    atomic_store(&l->armed, true);
+    return atomic_load(&l->out) != NULL;
+}
+
+/* The turn that follows looks at the link's news. */
+static void wake_ready(struct hrd_pollable *p, uint32_t events)
+{
+    (void)events;
+    uint64_t n;
+    while (read(p->fd, &n, sizeof(n)) < 0 && errno == EINTR)
+        ;
 }
 
 /* ---- open, close ----------------------------------------------------------------------------------------- */
@@ -338,6 +305,34 @@ static void addr_text(int fd, int peer, char *buf, size_t len)
     snprintf(buf, len, strchr(ip, ':') ? "[%s]:%u" : "%s:%u", ip, port);
 }
 
+/* A thread drives every stream but the first, where there are threads and further streams. */
+static int open_stream(struct tcp_link *l, unsigned i, int fd)
+{
+    struct tcp_stream *s = &l->stream[i];
+    s->link = l;
+    s->index = i;
+    s->pollable = (struct hrd_pollable){.ready = stream_ready, .fd = fd};
+    if (!l->io || i == 0)
+        return hrd_poller_add(l->poller, &s->pollable, EPOLLIN) ? -errno : 0;
+    int err = hrd_tcp_io_drive(l->io, s);
+    if (!err)
+        hrd_tcp_io_receive(s);
+    return err;
+}
+
+static int open_streams(struct tcp_link *l, const struct hrd_tcp_conn *c)
+{
+    if (l->io) {
+        l->wake = (struct hrd_pollable){.ready = wake_ready, .fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+        if (l->wake.fd < 0 || hrd_poller_add(l->poller, &l->wake, EPOLLIN))
+            return -errno;
+    }
+    int err = 0;
+    for (unsigned i = 0; i < c->n && !err; i++)
+        err = open_stream(l, i, c->fd[i]);
+    return err;
+}
+
 static struct hrd_link *tcp_open(struct hrd_conn *conn, struct hrd_poller *poller,
                                  const struct hrd_link_handler *handler, void *owner)
 {
@@ -351,45 +346,53 @@ static struct hrd_link *tcp_open(struct hrd_conn *conn, struct hrd_poller *polle
     l->base =
         (struct hrd_link){.tp = &hrd_transport_tcp, .handler = handler, .owner = owner, .nstreams = c->n};
     l->poller = poller;
+    l->io = c->n > 1 ? c->io : NULL;
+    l->base.detour_bytes = l->io ? HAND_OVER_BYTES : 0;
     char local[70], remote[70];
     addr_text(c->fd[0], 0, local, sizeof(local));
     addr_text(c->fd[0], 1, remote, sizeof(remote));
     snprintf(l->base.detail, sizeof(l->base.detail), "%s to %s", local, remote);
-    for (unsigned i = 0; i < c->n; i++) {
-        struct tcp_stream *s = &l->stream[i];
-        s->link = l;
-        s->index = i;
-        s->pollable = (struct hrd_pollable){.ready = stream_ready, .fd = c->fd[i]};
-        if (hrd_poller_add(poller, &s->pollable, EPOLLIN)) {
-            int err = errno;
-            conn_discard(conn); /* closing a descriptor takes it out of the epoll set */
-            free(l);
-            errno = err;
-            return NULL;
-        }
+    int err = open_streams(l, c);
+    if (err) {
+        if (l->io)
+            hrd_tcp_io_release(l);
+        if (l->io && l->wake.fd >= 0)
+            close(l->wake.fd);
+        conn_discard(conn); /* closing a descriptor takes it out of the epoll set */
+        free(l);
+        errno = -err;
+        return NULL;
     }
     free(c);
     return &l->base;
 }
 
+static void cancel(struct tcp_queue *q)
+{
+    for (struct hrd_tx *tx = hrd_tcp_queue_take(q); tx; tx = hrd_tcp_queue_take(q))
+        tx->done(tx, -ECANCELED);
+}
+
 static void tcp_close(struct hrd_link *base)
 {
     struct tcp_link *l = (struct tcp_link *)base;
-    report_sent(l);
+    if (!l->broken)
+        unwatch(l);
+    l->broken = true;
+    if (l->io) {
+        hrd_tcp_io_release(l);
+        close(l->wake.fd);
+    }
+    for (unsigned i = 0; i < l->base.nstreams; i++)
+        close(l->stream[i].pollable.fd);
+    report_sent(l, &l->sent);
     for (unsigned i = 0; i < l->base.nstreams; i++) {
         struct tcp_stream *s = &l->stream[i];
-        if (!l->broken)
-            hrd_poller_del(l->poller, &s->pollable);
-        close(s->pollable.fd);
-    }
-    l->broken = 1;
-    for (unsigned i = 0; i < l->base.nstreams; i++) {
-        struct hrd_tx *tx = l->stream[i].tx_first;
-        while (tx) {
-            struct hrd_tx *next = tx->next;
-            tx->done(tx, -ECANCELED);
-            tx = next;
-        }
+        struct tcp_queue sent = {NULL, NULL};
+        (void)hrd_tcp_io_take(s, &sent);
+        report_sent(l, &sent);
+        cancel(&s->port.tx);
+        cancel(&s->tx);
     }
     free(l);
 }
@@ -400,4 +403,6 @@ const struct hrd_transport hrd_transport_tcp = {
     .send = tcp_send,
     .flush = tcp_flush,
     .close = tcp_close,
+    .poll = tcp_poll,
+    .arm = tcp_arm,
 };

@@ -19,6 +19,9 @@
 /* Idle wakeups keep the heartbeat fresh; four a second are nothing. */
 #define SLEEP_MS 250
 #define MAX_EVENTS 64
+/* Units of a comm in flight: enough for reduce, exchange and broadcast to overlap, few enough that their memory stays in
+   cache. */
+#define DEPTH 4u
 /* Between two looks at what tells nobody when it ends: the words that GPU streams write, copies in flight. */
 #define NAP_NS 50000
 
@@ -328,6 +331,8 @@ static void disarm_engines(struct hrd_agent *a)
 /* While reduce threads work, the core is theirs: the end of their work wakes the agent. */
 static bool engine_busy(const struct hrd_agent *a)
 {
+    if (a->cfg.spin_always)
+        return false;
     for (const struct acomm *c = a->comms; c; c = c->next)
         if (c->works)
             return true;
@@ -478,6 +483,8 @@ int hrd_agent_new(struct hrd_agent **out, const struct hrd_agent_config *cfg, ch
     a->cfg = *cfg;
     snprintf(a->node_name, sizeof(a->node_name), "%s", cfg->node_name ? cfg->node_name : "?");
     a->cfg.node_name = a->node_name;
+    if (!a->cfg.depth)
+        a->cfg.depth = DEPTH;
     a->event_fd = a->wake.fd = a->poller.epfd = -1;
     pthread_mutex_init(&a->command_lock, NULL);
     pthread_mutex_init(&a->event_lock, NULL);

@@ -13,9 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Units of a comm in flight: enough for reduce, exchange and broadcast to overlap, few enough that their memory stays in
-   cache. */
-#define DEPTH 4u
 /* Payload at least this large leaves stream 0 to small frames, so that these do not queue behind it. */
 #define BULK_BYTES (64u << 10)
 #define CREDITS_MAX (1u << 16)
@@ -303,7 +300,8 @@ static void step_send(struct aunit *u, uint32_t i)
     tx->frame.rank = op->sig_rank;
     if (!op->plan.eager)
         tx->frame.slot = u->credit[s->peer] + slot_of(u, &u->sched->sends[s->peer], s->tag);
-    if (tx->frame.len >= BULK_BYTES && l->nstreams > 1)
+    if (tx->frame.len >= BULK_BYTES && l->nstreams > 1 &&
+        hrp_sig_bytes(&op->sig, c->nranks) >= l->link->detour_bytes)
         tx->stream = 1 + (unsigned)(u->index + s->tag) % (l->nstreams - 1);
     op->txs++;
     c->txs++;
@@ -644,7 +642,7 @@ static bool admit_one(struct acomm *c)
 {
     bool oldest;
     struct aop *op = next_to_admit(c, &oldest);
-    if (!op || c->active + !oldest >= (op->plan.eager ? HRP_OP_SLOTS : DEPTH))
+    if (!op || c->active + !oldest >= (op->plan.eager ? HRP_OP_SLOTS : c->a->cfg.depth))
         return false;
     if (op->undecided && !decided(op))
         return false;

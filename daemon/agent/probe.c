@@ -111,6 +111,8 @@ static void piece_done(struct hrd_tx *tx, int err)
     probe_free(p);
 }
 
+/* A stream has a part of the slot for itself as far as they go round: the peer may receive streams on different threads. Where
+   two share one, what it holds in the end is anybody's, and nobody reads it. */
 static void send_pieces(struct aprobe *p)
 {
     struct alink *l = p->l;
@@ -122,7 +124,7 @@ static void send_pieces(struct aprobe *p)
         e->tx = (struct hrd_tx){.frame = {.magic = HRP_FRAME_MAGIC,
                                           .type = HRP_FRAME_DATA,
                                           .op = seq,
-                                          .slot = p->slot + seq % PIECES * PIECE,
+                                          .slot = p->slot + p->next_stream % PIECES * PIECE,
                                           .len = (uint32_t)PIECE},
                                 .payload = hrd_arena_at(l->a->arena, p->send_off),
                                 .stream = p->next_stream,

@@ -25,8 +25,8 @@ static void print_daemon(const char *socket, const json_t *doc)
     printf("  socket    %s\n", socket);
     printf("  peers     on %s port %" PRId64 "%s\n", ctl_str(d, "listen", "?"), ctl_int(d, "port"),
            json_is_true(json_object_get(d, "peers_authenticated")) ? "" : ", not authenticated");
-    printf("  engine    host, %s, %" PRId64 " threads; last turn of the agent %s ago\n",
-           ctl_str(d, "simd", "?"), ctl_int(d, "threads"),
+    printf("  engine    host, %s, %" PRId64 " threads, %" PRId64 " for TCP; last turn of the agent %s ago\n",
+           ctl_str(d, "simd", "?"), ctl_int(d, "threads"), ctl_int(d, "io_threads"),
            ctl_age((double)ctl_int(d, "agent_heartbeat_age_ms") / 1000));
     printf("  memory    arena %s, of it %s in use; sessions %s\n", ctl_bytes(ctl_int(m, "arena_bytes")),
            ctl_bytes(ctl_int(m, "arena_used")), ctl_bytes(ctl_int(m, "session_bytes")));

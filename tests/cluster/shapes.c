@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Every shape of a job gives the right result: one rank in all, one node, one rank a node, uneven numbers of
- * ranks on the nodes, ranks dealt round-robin. timeout: 180
+ * ranks on the nodes, ranks dealt round-robin; and some of them with threads of their own for the sockets.
+ * timeout: 180
  */
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "tests/lib/harness.h"
 
@@ -93,6 +96,46 @@ static void same_name(void)
     ht_cluster_end(c);
 }
 
+/* Blocks large enough to be left to I/O threads, small ones in between, and nothing whole. */
+static int io_rank_main(struct hpf_rank *me)
+{
+    static const uint64_t counts[] = {700001, 17, 1300007, 300};
+    struct ht_env e;
+    if (ht_join(&e, me, 0, NULL) != 0)
+        return 1;
+    for (unsigned i = 0; i < 3 * 4; i++) {
+        struct ht_coll c = {.coll = i % 3 == 0   ? HRP_ALL_REDUCE
+                                    : i % 3 == 1 ? HRP_REDUCE_SCATTER
+                                                 : HRP_ALL_GATHER,
+                            .dtype = HRP_F32,
+                            .count = i % 3 == 0 ? counts[i % 4] : counts[i % 4] / me->nranks,
+                            .send_mem = HT_ALLOC,
+                            .recv_mem = HT_ALLOC};
+        if (ht_collective(&e, &c) != 0)
+            return 1;
+    }
+    return ht_leave(&e);
+}
+
+static void io_threads(void)
+{
+    static const char *const keys[][3] = {{"io_threads = 2", "tcp_streams = 5", NULL},
+                                          {"io_threads = 1", "spin_us = 0", NULL}};
+    static const struct shape some[] = {{"4x1", 4, 4, {0, 1, 2, 3}}, {"2x2", 2, 4, {0, 0, 1, 1}}};
+    for (unsigned i = 0; i < 2; i++) {
+        printf("%s with %s\n", some[i].name, keys[i][0]);
+        fflush(stdout);
+        struct hpf_cluster *c = ht_cluster(some[i].nnodes, keys[i]);
+        struct ht_job job = {.nranks = some[i].nranks, .map = some[i].map, .fn = io_rank_main};
+        ht_run(c, &job);
+        char *status = ht_status(c, 0);
+        HT_CHECK(strstr(status, i ? "\"io_threads\": 1" : "\"io_threads\": 2"),
+                 "the status does not say it: %s", status);
+        free(status);
+        ht_cluster_end(c);
+    }
+}
+
 int main(void)
 {
     for (size_t i = 0; i < NSHAPES; i++) {
@@ -105,5 +148,6 @@ int main(void)
         ht_cluster_end(c);
     }
     same_name();
+    io_threads();
     return 0;
 }

@@ -67,6 +67,18 @@ def test_three_nodes():
         serves(cluster)
 
 
+def test_io_threads():
+    """In the middle of blocks that I/O threads move."""
+    where = [0, 1, 2]
+    with Cluster(3, "io_threads = 2\n") as cluster:
+        for dead in (1, 0, 2):
+            job = in_the_middle(cluster, where, dead, "alloc")
+            again(cluster, job, 1)
+            for rank in job.ranks:
+                rank.close()
+        serves(cluster)
+
+
 def test_one_node():
     with Cluster(1) as cluster:
         job = Job(cluster, [0, 0])

@@ -160,7 +160,8 @@ def test_a_pair_that_cannot_talk():
 
 def test_a_cut_cable():
     """In the middle of ops packets stop: after the peer timeout everybody is told."""
-    with Net(2, lambda i: f"listen = 10.77.0.{i + 1}\npeer_timeout = {2 * SCALE:.0f}s\n") as net:
+    keys = f"peer_timeout = {2 * SCALE:.0f}s\nio_threads = 2\n"
+    with Net(2, lambda i: f"listen = 10.77.0.{i + 1}\n{keys}") as net:
         job = Job(net, [0, 0, 1, 1], "alloc", 4 << 20)
         job.check()
         loops = job.loop()

@@ -28,7 +28,7 @@ def stop_node(cluster, job, node, sig):
 def test_whole_node():
     """In the middle of ops, then with an op posted by the others, then idle."""
     where = [0, 0, 1, 1, 2, 2]
-    with Cluster(3, f"peer_timeout = {2 * SCALE:.0f}s\n") as cluster:
+    with Cluster(3, f"peer_timeout = {2 * SCALE:.0f}s\nio_threads = 2\n") as cluster:
         for state in ("busy", "posted", "idle"):
             job = Job(cluster, where, "alloc", 4 << 20)
             gone = (2, 3)

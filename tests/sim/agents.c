@@ -25,6 +25,7 @@
 #define LIMIT_S 20
 
 bool sim_over_verbs;
+struct hrd_tcp_io *sim_tcp_io;
 
 static void nap(void)
 {
@@ -60,6 +61,14 @@ static void connect_verbs(struct sim *s, uint32_t i, uint32_t j)
     hrd_agent_link_up(s->node[j].agent, i + 100, name, &hrd_transport_verbs, &b->base);
 }
 
+void sim_link_tcp(struct hrd_agent *a, uint32_t peer, const char *name, const int *fd, unsigned n)
+{
+    struct hrd_tcp_conn *conn = hrd_tcp_conn_new(fd, n);
+    assert_non_null(conn);
+    conn->io = sim_tcp_io;
+    hrd_agent_link_up(a, peer, name, &hrd_transport_tcp, &conn->base);
+}
+
 static void connect_nodes(struct sim *s, uint32_t i, uint32_t j, bool verbs)
 {
     if (verbs) {
@@ -75,11 +84,9 @@ static void connect_nodes(struct sim *s, uint32_t i, uint32_t j, bool verbs)
     }
     char name[16];
     snprintf(name, sizeof(name), "n%u", j);
-    hrd_agent_link_up(s->node[i].agent, j + 100, name, &hrd_transport_tcp,
-                      &hrd_tcp_conn_new(a, SIM_STREAMS)->base);
+    sim_link_tcp(s->node[i].agent, j + 100, name, a, SIM_STREAMS);
     snprintf(name, sizeof(name), "n%u", i);
-    hrd_agent_link_up(s->node[j].agent, i + 100, name, &hrd_transport_tcp,
-                      &hrd_tcp_conn_new(b, SIM_STREAMS)->base);
+    sim_link_tcp(s->node[j].agent, i + 100, name, b, SIM_STREAMS);
 }
 
 static void start_agents(struct sim *s, const struct sim_options *o)
@@ -93,6 +100,7 @@ static void start_agents(struct sim *s, const struct sim_options *o)
         cfg.chunk_bytes = 64 << 10;
     if (!cfg.stall_warning_ms)
         cfg.stall_warning_ms = 60000;
+    cfg.depth = sim_tcp_io ? 8 : 0;
     for (uint32_t n = 0; n < s->nnodes; n++) {
         char name[16], err[256] = "";
         snprintf(name, sizeof(name), "n%u", n);

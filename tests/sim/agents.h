@@ -12,6 +12,8 @@
 
 #include "daemon/agent.h"
 
+struct hrd_tcp_io;
+
 #define SIM_MAX_NODES 16
 #define SIM_MAX_RANKS 64
 #define SIM_STREAMS 3
@@ -63,13 +65,16 @@ struct sim_options {
     bool verbs; /* links over the fake verbs layer (of fake_verbs_plain()) instead of socket pairs */
 };
 
-/* The same for every sim_start(): a test program runs its tests over both. */
+/* The same for every sim_start(): a test program runs its tests over all of them. */
 extern bool sim_over_verbs;
+extern struct hrd_tcp_io *sim_tcp_io; /* drives links over sockets; NULL: the agents do */
 
 void sim_start(struct sim *s, uint32_t nnodes, uint32_t nranks, const uint32_t *node_of_rank,
                const struct sim_options *o);
 /* Makes comm `id` (slot `slot` on every rank) over all ranks and waits until it is ready everywhere. 0, or the status. */
 uint32_t sim_comm(struct sim *s, uint64_t id, uint32_t slot, const struct sim_options *o);
+/* A link over these sockets, which are the link's from here. */
+void sim_link_tcp(struct hrd_agent *a, uint32_t peer, const char *name, const int *fd, unsigned n);
 /* Ends all sessions and stops the agents; fails the test when something does not go away. */
 void sim_stop(struct sim *s);
 /* Handles waiting events of all nodes. An interrupted link is lost, or, with `mend`, made anew as two daemons do it: not

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/transport_tcp.h"
 #include "proto/status.h"
 #include "tests/sim/fake_verbs.h"
 
@@ -605,7 +606,16 @@ int main(void)
         cmocka_unit_test(test_arena_too_small),
         cmocka_unit_test(test_back_to_back),
     };
+    /* Where it matters who moves the bytes. */
+    const struct CMUnitTest with_io[] = {
+        cmocka_unit_test(test_two_nodes),    cmocka_unit_test(test_no_deadlock_at_minimum),
+        cmocka_unit_test(test_rank_dies),    cmocka_unit_test(test_link_lost),
+        cmocka_unit_test(test_back_to_back),
+    };
     int failed = cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
+    sim_tcp_io = hrd_tcp_io_new(2, 20);
+    failed += cmocka_run_group_tests_name("tcp, I/O threads", with_io, NULL, NULL);
+    hrd_tcp_io_free(sim_tcp_io);
     sim_over_verbs = true;
     failed += cmocka_run_group_tests_name("verbs", tests, NULL, all_freed);
     return failed;

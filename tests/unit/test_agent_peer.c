@@ -42,7 +42,7 @@ static void victim_start(struct victim *v)
         v->fd[i] = pair[1];
     }
     struct hrd_agent *a = v->sim.node[0].agent;
-    hrd_agent_link_up(a, 7, "evil", &hrd_transport_tcp, &hrd_tcp_conn_new(theirs, 2)->base);
+    sim_link_tcp(a, 7, "evil", theirs, 2);
     static const uint32_t nodes[2] = {0, 1}, peers[2] = {HRD_NO_PEER, 7};
     static const char *const names[2] = {"good", "evil"};
     struct hrd_comm_rank local = {.rank = 0, .slot = 0, .sid = 1, .pid = 1};
@@ -485,5 +485,9 @@ int main(void)
         cmocka_unit_test(test_closed_with_frames_waiting),
         cmocka_unit_test(test_stopped_with_frames_waiting),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("the agent's thread", tests, NULL, NULL);
+    sim_tcp_io = hrd_tcp_io_new(2, 0);
+    failed += cmocka_run_group_tests_name("I/O threads", tests, NULL, NULL);
+    hrd_tcp_io_free(sim_tcp_io);
+    return failed;
 }

@@ -62,6 +62,8 @@ static void test_defaults(void **state)
     assert_true(c.reproducible);
     assert_false(c.wire_f32);
     assert_in_range(c.threads, 1, 8);
+    assert_in_range(c.io_threads, 0, 4);
+    assert_int_equal(c.tcp_streams, c.io_threads < 4 ? 4 : 5);
     assert_true(c.node_name[0] != '\0' && strcmp(c.node_name, "auto") != 0);
     assert_int_equal(hrd_config_check(&c, NULL, NULL), 0);
     /* Each default, spelt out again, is itself. */
@@ -109,6 +111,12 @@ static const struct {
     {"threads", "64", "64"},
     {"threads", "0", NULL},
     {"threads", "65", NULL},
+    {"io_threads", "0", "0"},
+    {"io_threads", "16", "16"},
+    {"io_threads", "17", NULL},
+    {"tcp_streams", "16", "16"},
+    {"tcp_streams", "0", NULL},
+    {"tcp_streams", "17", NULL},
     {"spin_us", "0", "0"},
     {"bandwidth", "100Gbit", "100Gbit"},
     {"bandwidth", "12.5G", "100Gbit"},

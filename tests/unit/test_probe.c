@@ -128,8 +128,7 @@ static struct alone *alone_start(void)
         theirs[i] = pair[0];
         v->fd[i] = pair[1];
     }
-    hrd_agent_link_up(v->sim.node[0].agent, 7, "evil", &hrd_transport_tcp,
-                      &hrd_tcp_conn_new(theirs, 2)->base);
+    sim_link_tcp(v->sim.node[0].agent, 7, "evil", theirs, 2);
     return v;
 }
 
@@ -293,5 +292,9 @@ int main(void)
         cmocka_unit_test(test_slot),     cmocka_unit_test(test_wrong_answers),
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_end_in_the_middle),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("the agent's thread", tests, NULL, NULL);
+    sim_tcp_io = hrd_tcp_io_new(2, 0);
+    failed += cmocka_run_group_tests_name("I/O threads", tests, NULL, NULL);
+    hrd_tcp_io_free(sim_tcp_io);
+    return failed;
 }
