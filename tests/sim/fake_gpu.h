@@ -35,7 +35,7 @@ const struct hrg_driver *fake_gpu_driver(void);
 /* How often the driver's function was called in this process: "IpcOpenMemHandle". */
 unsigned fake_gpu_calls(const char *name);
 /* Is called when somebody asks that what an adapter wrote into GPU memory be visible. */
-void fake_gpu_on_flush(void (*fn)(void));
+void fake_gpu_on_flush(void (*called)(void));
 
 /* Fresh numbers, whose seed is printed. */
 void fake_gpu_seed(void);
