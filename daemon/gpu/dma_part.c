@@ -67,7 +67,7 @@ static hrg_result start_copies(const struct dma_part *p, enum dma_lane_kind kind
 }
 
 /* Also behind a copy that failed to start: those before it are in flight. */
-static void put_mark(const struct dma_part *p, struct dma_slot *s)
+static void put_mark(const struct dma_part *p, hrg_stream stream, struct dma_slot *s)
 {
     const struct hrg_driver *drv = p->dev->drv;
     hrg_result r = HRG_SUCCESS;
@@ -75,7 +75,7 @@ static void put_mark(const struct dma_part *p, struct dma_slot *s)
         r = drv->EventCreate(&s->event, HRG_EVENT_DISABLE_TIMING);
     if (r != HRG_SUCCESS)
         s->event = NULL;
-    s->marked = s->event && drv->EventRecord(s->event, s->stream) == HRG_SUCCESS;
+    s->marked = s->event && drv->EventRecord(s->event, stream) == HRG_SUCCESS;
 }
 
 static bool issue_next(struct dma_part *p, enum dma_lane_kind kind)
@@ -86,9 +86,8 @@ static bool issue_next(struct dma_part *p, enum dma_lane_kind kind)
     struct dma_slot *s = &l->slot[l->issued % DMA_RING];
     struct dma_batch *b = s->batch;
     uint64_t began = now_ns();
-    s->stream = l->stream[l->issued % DMA_STREAMS];
-    b->result = start_copies(p, kind, s->stream, b);
-    put_mark(p, s);
+    b->result = start_copies(p, kind, l->stream, b);
+    put_mark(p, l->stream, s);
     atomic_fetch_add_explicit(&p->calls_ns, now_ns() - began, memory_order_relaxed);
     atomic_fetch_add_explicit(&p->copies, b->n, memory_order_relaxed);
     l->issued++;
@@ -102,7 +101,7 @@ static bool end_next(struct dma_part *p, enum dma_lane_kind kind)
     if (at == l->issued)
         return false;
     struct dma_slot *s = &l->slot[at % DMA_RING];
-    hrg_result r = s->marked ? p->dev->drv->EventQuery(s->event) : p->dev->drv->StreamQuery(s->stream);
+    hrg_result r = s->marked ? p->dev->drv->EventQuery(s->event) : p->dev->drv->StreamQuery(l->stream);
     if (r == HRG_ERROR_NOT_READY)
         return false;
     if (s->batch->result == HRG_SUCCESS)
@@ -169,9 +168,8 @@ static void part_down(struct hrd_gpu_dev *g, void *state)
         for (unsigned i = 0; i < DMA_RING; i++)
             if (l->slot[i].event)
                 (void)g->drv->EventDestroy(l->slot[i].event);
-        for (unsigned i = 0; i < DMA_STREAMS; i++)
-            if (l->stream[i])
-                (void)g->drv->StreamDestroy(l->stream[i]);
+        if (l->stream)
+            (void)g->drv->StreamDestroy(l->stream);
     }
     free(p);
 }
@@ -181,9 +179,8 @@ static int part_up(struct hrd_gpu_dev *g, void **state, char *why, size_t len)
     struct dma_part *p = calloc(1, sizeof(*p));
     hrg_result r = p ? HRG_SUCCESS : HRG_ERROR_OUT_OF_MEMORY;
     int err = 0;
-    for (unsigned k = 0; k < DMA_LANES * DMA_STREAMS && r == HRG_SUCCESS; k++)
-        r = g->drv->StreamCreateWithPriority(&p->lane[k / DMA_STREAMS].stream[k % DMA_STREAMS],
-                                             HRG_STREAM_NON_BLOCKING, 0);
+    for (unsigned k = 0; k < DMA_LANES && r == HRG_SUCCESS; k++)
+        r = g->drv->StreamCreateWithPriority(&p->lane[k].stream, HRG_STREAM_NON_BLOCKING, 0);
     if (r == HRG_SUCCESS) {
         char name[16];
         p->dev = g;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * One GPU of the dma engine. Copies go through lanes, one for each direction: a lane is a ring of batches that the agent
- * fills and the GPU's submit thread empties into the driver. Behind the copies of a batch comes one event; the thread looks
+ * fills and the GPU's submit thread empties into a stream. Behind the copies of a batch comes one event; the thread looks
  * at the oldest one and counts the batches that are over, so the agent makes no driver call.
  *
- * Between two copies of a stream the link idles for some 4 us, the time of 200 KB: the second waits until the first is known
- * to be over. So a batch is one call where the driver has one for many copies, which may then overlap, and the batches of a
- * lane take turns on two streams.
+ * Between two copies the link idles for some 4 us, the time of 200 KB, on one stream or two; not between copies of one call.
+ * So a batch is one call where the driver has one for many copies.
  */
 #ifndef HRD_DMA_PART_H
 #define HRD_DMA_PART_H
@@ -21,7 +20,6 @@
 enum dma_lane_kind { DMA_IN, DMA_OUT, DMA_PEER, DMA_LANES };
 /* Batches of a lane under way. */
 #define DMA_RING 64u
-#define DMA_STREAMS 2u
 
 struct dma_copy {
     hrg_ptr device; /* IN, PEER: from here; OUT: to here */
@@ -41,13 +39,12 @@ struct dma_batch {
 
 struct dma_slot {
     struct dma_batch *batch;
-    hrg_stream stream;
     hrg_event event; /* made when first needed; NULL: none could be had */
     bool marked;     /* the event stands behind the batch; else the stream itself is asked */
 };
 
 struct dma_lane {
-    hrg_stream stream[DMA_STREAMS];
+    hrg_stream stream;
     _Atomic uint64_t posted; /* batches ever filled; the agent's */
     _Atomic uint64_t over;   /* batches ever ended; the submit thread's */
     uint64_t issued;         /* ever given to the driver; of who looks, see submit.h */

@@ -31,7 +31,8 @@
 
 static const struct hrg_driver *drv;
 static struct hrd_gpus *gpus;
-static const char *sysfs; /* NULL: this machine's */
+static const char *sysfs;        /* NULL: this machine's */
+static uint32_t pair_ms = 20000; /* far above what a pair needs on a machine that does other things, too */
 static struct hrd_engine *host_engine, *engine;
 static char *arena; /* pinned, as the agent's */
 static int wake;
@@ -54,7 +55,8 @@ static void open_world(uint32_t idle_ms, uint64_t bounce)
     fake_gpu_use();
     wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     arena = aligned_alloc(4096, 2 * BYTES);
-    struct hrd_gpus_config cfg = {.idle_ms = idle_ms, .pair_ms = 3000, .node_name = "here", .sysfs = sysfs};
+    struct hrd_gpus_config cfg = {
+        .idle_ms = idle_ms, .pair_ms = pair_ms, .node_name = "here", .sysfs = sysfs};
     gpus = hrd_gpus_new(&cfg);
     CHECK(gpus != NULL);
     hrd_gpus_pin(gpus, arena, 2 * BYTES);
@@ -480,6 +482,7 @@ static void copies(void)
 static void hanging_pair(void)
 {
     setenv("FAKE_CUDA_HANG_PAIRS", "0-1", 1);
+    pair_ms = 1000;
     open_world(60000, BOUNCE);
     struct buffer b[2];
     const char *why = NULL;
