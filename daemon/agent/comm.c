@@ -165,6 +165,7 @@ void hrd_comm_free(struct acomm *c)
         free(cr);
     }
     hrd_abort_free(c);
+    hrd_spoil_free(c);
     hrd_pipeline_release_reserve(c);
     for (struct acached *e = c->schedules, *next; e; e = next) {
         next = e->next;

@@ -19,7 +19,7 @@ static void raise_done(struct hrp_op_flags *f, uint64_t value)
         syscall(SYS_futex, (uint32_t *)(void *)&f->done, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static bool reachable(const struct arank *r)
+bool hrd_complete_reachable(const struct arank *r)
 {
     return r->s && !r->left && !r->s->faulted;
 }
@@ -27,7 +27,7 @@ static bool reachable(const struct arank *r)
 void hrd_complete_rank(struct acomm *c, struct arank *r, uint64_t op, uint32_t status, enum hrp_scope scope,
                        const char *text)
 {
-    if (!reachable(r))
+    if (!hrd_complete_reachable(r))
         return;
     if (status != HRP_OK)
         c->stat.ops_failed++;
@@ -40,6 +40,18 @@ void hrd_complete_rank(struct acomm *c, struct arank *r, uint64_t op, uint32_t s
     slot->text_len = (uint32_t)(n < sizeof(slot->text) ? n : sizeof(slot->text));
     memcpy(slot->text, text ? text : "", slot->text_len);
     raise_done(&r->area->flags[op % HRP_OP_SLOTS], hrp_flag(op, HRP_CHUNK_ALL));
+}
+
+void hrd_complete_raise(struct arank *r, uint64_t op, uint64_t chunks)
+{
+    raise_done(&r->area->flags[op % HRP_OP_SLOTS], hrp_flag(op, chunks));
+}
+
+void hrd_complete_failed(struct arank *r, uint64_t op, const struct apost *p, uint32_t status,
+                         enum hrp_scope scope, const char *text)
+{
+    if (!hrd_complete_reachable(r) || !hrd_spoil_takes(r, op, p, status, scope, text))
+        hrd_complete_rank(r->c, r, op, status, scope, text);
 }
 
 void hrd_complete_unwatch(struct acomm *c, struct apost *p)
@@ -74,14 +86,14 @@ void hrd_complete_progress(struct aop *op)
     uint64_t first = op->units ? op->units->index : op->next_unit, chunks = UINT64_MAX;
     for (uint32_t i = 0; i < c->nlocal; i++) {
         struct apost *p = &op->post[i];
-        if (!p->staged || !reachable(&c->local[i]))
+        if (!p->staged || !hrd_complete_reachable(&c->local[i]))
             continue;
         if (chunks == UINT64_MAX)
             chunks = hrd_geometry_prefix(op, first) / HRP_STAGE_CHUNK;
         if (chunks <= p->raised)
             continue;
         p->raised = chunks;
-        raise_done(&c->local[i].area->flags[op->op % HRP_OP_SLOTS], hrp_flag(op->op, chunks));
+        hrd_complete_raise(&c->local[i], op->op, chunks);
     }
 }
 
@@ -137,8 +149,8 @@ void hrd_complete_op(struct aop *op)
             c->stat.staged_gpu_bytes += hrp_sig_bytes(&op->sig, c->nranks);
         let_go(op, i);
         if (bad)
-            hrd_complete_rank(
-                c, &c->local[i], op->op, HRP_RANK_LOST, HRP_SCOPE_COMM,
+            hrd_complete_failed(
+                &c->local[i], op->op, &op->post[i], HRP_RANK_LOST, HRP_SCOPE_COMM,
                 "a local rank's shared memory went away during the operation; its session is ended");
         else
             hrd_complete_rank(c, &c->local[i], op->op, HRP_OK, HRP_SCOPE_NONE, NULL);
@@ -154,6 +166,6 @@ void hrd_complete_error(struct aop *op, uint32_t status, enum hrp_scope scope, c
         if (!p->posted || p->answered)
             continue;
         let_go(op, i);
-        hrd_complete_rank(c, &c->local[i], op->op, status, scope, text);
+        hrd_complete_failed(&c->local[i], op->op, p, status, scope, text);
     }
 }

@@ -103,6 +103,8 @@ static enum resolved resolve_post(struct arank *r, const struct hrp_desc *d, str
     const struct acomm *c = r->c;
     *post = (struct apost){.posted = true,
                            .stream = d->flags & HRP_DESC_STREAM,
+                           .dtype = d->sig.dtype,
+                           .stream_bytes = hrp_sig_bytes(&d->sig, c->nranks),
                            .timeout_ms = d->timeout_ms,
                            .overlap = d->flags & HRP_DESC_OVERLAP_COMPUTE ? HRP_OVERLAP_COMPUTE
                                       : d->flags & HRP_DESC_OVERLAP_IDLE  ? HRP_OVERLAP_IDLE
@@ -150,7 +152,7 @@ static void deliver(struct arank *r, const struct hrp_desc *d, const struct apos
 {
     struct acomm *c = r->c;
     if (c->failed) {
-        hrd_complete_rank(c, r, d->op, c->status, HRP_SCOPE_COMM, c->text);
+        hrd_complete_failed(r, d->op, post, c->status, HRP_SCOPE_COMM, c->text);
         return;
     }
     if (d->op > c->done_wm + HRD_OPS_AHEAD) { /* ops that fail do not wait for a rank that posts none */
@@ -158,7 +160,7 @@ static void deliver(struct arank *r, const struct hrp_desc *d, const struct apos
                       "rank %u posted op %" PRIu64 ", but a rank on node %s has not posted op %" PRIu64
                       ", which failed with those behind it; no more than %u ops are kept for it",
                       r->rank, d->op, c->a->node_name, c->done_wm + 1, HRD_OPS_AHEAD);
-        hrd_complete_rank(c, r, d->op, c->status, HRP_SCOPE_COMM, c->text);
+        hrd_complete_failed(r, d->op, post, c->status, HRP_SCOPE_COMM, c->text);
         return;
     }
     struct aop *op = hrd_op_get(c, d->op);
@@ -169,7 +171,7 @@ static void deliver(struct arank *r, const struct hrp_desc *d, const struct apos
     if (op->state == OP_FAILED) { /* the same answer as everybody else's, see DESIGN: op scope */
         op->nposted++;
         op->post[r->index] = (struct apost){.posted = true, .answered = true};
-        hrd_complete_rank(c, r, d->op, op->status, HRP_SCOPE_OP, op->text);
+        hrd_complete_failed(r, d->op, post, op->status, HRP_SCOPE_OP, op->text);
         hrd_op_advance(c);
         return;
     }
@@ -269,7 +271,7 @@ void hrd_ingest_session(struct asession *s)
             n++;
         if (n == HRP_OP_SLOTS)
             s->seen_submits--; /* the next turn looks again */
-        if (c->ops && hrd_ingest_ready(c))
+        if ((c->ops || c->spoils) && hrd_ingest_ready(c))
             s->a->work_to_admit = true;
         hrd_comm_settle(c);
     }
@@ -277,7 +279,7 @@ void hrd_ingest_session(struct asession *s)
 
 bool hrd_ingest_ready(struct acomm *c)
 {
-    bool moved = false;
+    bool moved = c->spoils && hrd_spoil_look(c);
     for (struct aop *op = c->ops; op; op = op->next) {
         if (op->state != OP_WAITING && op->state != OP_RUNNING)
             continue;

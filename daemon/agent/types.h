@@ -9,6 +9,7 @@
  *   pipeline.c  admission of units, their steps: engine work, frames to send, slots to receive into
  *   frames.c    what arrives from peers
  *   complete.c  results to the ranks
+ *   spoil.c     failed ops that a CUDA stream still copies out of a window
  *   abort.c     how an op or a comm fails everywhere
  */
 #ifndef HRD_AGENT_TYPES_H
@@ -132,6 +133,8 @@ struct apost {
     bool stream;     /* ready is written by a GPU stream */
     bool waiting;    /* stream, and ready is not HRP_CHUNK_ALL yet: counted in the comm's `streams` */
     uint8_t overlap; /* enum hrp_overlap */
+    uint8_t dtype;   /* of this rank's descriptor, like: */
+    uint64_t stream_bytes;
     uint32_t timeout_ms;
     struct hrd_span in, out; /* base NULL: none */
     struct abuffer *in_buffer, *out_buffer;
@@ -260,6 +263,7 @@ struct acached {
 struct achoice {
     const struct hrd_engine *engine;
     uint8_t overlap;
+    bool direct; /* p2p is required, and there are several GPUs */
     uint64_t gpus;
     uint64_t waited_us; /* of recent kernels, where that decided */
     char other[256];    /* why the other engine is out; "": it is not */
@@ -284,10 +288,11 @@ struct acomm {
     struct arank *local; /* [nlocal] */
     struct acached *schedules;
 
-    struct aop *ops;     /* all above done_wm that anybody has named, ascending */
-    uint64_t done_wm;    /* ops 1..done_wm are complete here */
-    unsigned active;     /* admitted units */
-    unsigned streams;    /* posts whose ready a GPU stream will still write */
+    struct aop *ops;  /* all above done_wm that anybody has named, ascending */
+    uint64_t done_wm; /* ops 1..done_wm are complete here */
+    unsigned active;  /* admitted units */
+    unsigned streams; /* posts whose ready a GPU stream will still write, and: */
+    struct aspoil *spoils;
     unsigned works, txs; /* in flight, of all ops */
     struct acredit *credits;
     unsigned ncredits;
@@ -495,9 +500,23 @@ void hrd_complete_op(struct aop *op);       /* success, on all local ranks */
 void hrd_complete_error(struct aop *op, uint32_t status, enum hrp_scope scope, const char *text);
 /* A local rank's shared memory went away: what was read from it may be zeros. */
 bool hrd_complete_poisoned(const struct acomm *c);
-/* One rank's answer; used for late posts too. */
+/* One rank's answer. */
 void hrd_complete_rank(struct acomm *c, struct arank *r, uint64_t op, uint32_t status, enum hrp_scope scope,
                        const char *text);
+/* The same of an op that failed, or had before the rank posted it: p, with which the daemon does nothing any more. */
+void hrd_complete_failed(struct arank *r, uint64_t op, const struct apost *p, uint32_t status,
+                         enum hrp_scope scope, const char *text);
+/* Its client may still look at words of it. */
+bool hrd_complete_reachable(const struct arank *r);
+void hrd_complete_raise(struct arank *r, uint64_t op, uint64_t chunks);
+
+/* spoil.c */
+/* False: the post is to be answered now. */
+bool hrd_spoil_takes(struct arank *r, uint64_t op, const struct apost *p, uint32_t status,
+                     enum hrp_scope scope, const char *text);
+/* Goes on where streams went on; whether something moved. */
+bool hrd_spoil_look(struct acomm *c);
+void hrd_spoil_free(struct acomm *c);
 
 /* abort.c */
 /* This node wants op to fail everywhere; status and sentence are node 0's to confirm. */
