@@ -19,6 +19,8 @@ struct hcl_call {
     const char *send;
     char *recv;
     void *stream;        /* as the caller gave it; NULL is no stream, or CUDA's legacy default stream */
+    uint32_t hint;       /* HRP_DESC_OVERLAP_*, or 0; for ops of a stream */
+    bool defer;          /* the stream's wait comes with hclient_stream_wait() */
     bool sends;          /* this rank's send is looked at */
     uint64_t send_bytes; /* of the buffers on this rank */
     uint64_t recv_bytes;
@@ -45,11 +47,13 @@ struct hcl_way {
     uint64_t ready; /* chunks that are ready from the start: HRP_CHUNK_ALL or 0 */
     bool in_stage;  /* the op is one of the stage's queue */
     bool in_stream; /* ... of a CUDA stream: see gpu.h */
+    bool defers;    /* ... which can wait for it later */
 };
 
 /* Under post_lock: waits until no op of the other kind (of streams, of the stage) uses the next `bytes` of the window;
-   among themselves they see to it. */
-void hcl_stage_make_room(struct hcl_comm *comm, uint64_t bytes, bool gpu);
+   among themselves they see to it. Refused when a deferred op does, because that may wait for the caller. */
+hclient_result_t hcl_stage_make_room(struct hcl_comm *comm, const struct hcl_call *c, uint64_t bytes,
+                                     bool gpu);
 /* Under post_lock: gives op its place in the stream of the comm's window, which exists, and desc that place. */
 void hcl_stage_place(struct hcl_comm *comm, const struct hcl_call *c, struct hcl_op *op,
                      struct hrp_desc *desc);

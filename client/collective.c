@@ -13,6 +13,12 @@
 #define BYTES_MAX (UINT64_C(1) << 62)
 #define RING_NS (10 * HCL_SEC)
 
+_Static_assert((int)HCLIENT_ALL_REDUCE == (int)HRP_ALL_REDUCE &&
+                   (int)HCLIENT_BROADCAST == (int)HRP_BROADCAST &&
+                   (int)HCLIENT_REDUCE_SCATTER == (int)HRP_REDUCE_SCATTER &&
+                   (int)HCLIENT_ALL_GATHER == (int)HRP_ALL_GATHER && (int)HCLIENT_BARRIER == (int)HRP_BARRIER,
+               "hclient_coll_t is hrp_coll");
+
 /* ----------------------------------------------------------------------------------------------- checks */
 
 static hclient_result_t check_kinds(const struct hcl_comm *comm, const struct hcl_call *c, int dtype,
@@ -149,6 +155,10 @@ static struct hcl_op *fill_slot(struct hcl_comm *comm, const struct hcl_call *c,
     op->complete = false;
     op->staged = way->in_stage;
     op->gpu = way->in_stream;
+    op->deferred = way->defers && c->defer;
+    if (op->deferred)
+        comm->gpu->deferred_ops++;
+    op->buffer = c->send_bytes > 0 ? c->send : c->recv_bytes > 0 ? c->recv : NULL;
     op->result = HCLIENT_OK;
     op->sig = c->sig;
     pthread_mutex_unlock(&comm->lock);
@@ -175,9 +185,14 @@ static hclient_result_t post_locked(struct hcl_comm *comm, const struct hcl_call
 {
     char text[HRP_COMM_TEXT + 1];
     uint64_t k = atomic_load_explicit(&comm->posted, memory_order_relaxed) + 1;
+    uint32_t state = hcl_comm_state(comm, text, sizeof(text));
+    hclient_result_t r =
+        k > HRP_OP_SLOTS && state == 0 ? hcl_gpu_slot_free(comm, c, k - HRP_OP_SLOTS) : HCLIENT_OK;
+    if (r != HCLIENT_OK)
+        return r;
     if (k > HRP_OP_SLOTS)
         hcl_wait_complete(comm, k - HRP_OP_SLOTS);
-    uint32_t state = hcl_comm_state(comm, text, sizeof(text));
+    state = hcl_comm_state(comm, text, sizeof(text));
     if (state != 0 || atomic_load(&comm->destroying)) {
         atomic_store(&comm->reported, true);
         return hcl_fail(state != 0 ? (hclient_result_t)state : HCLIENT_ABORTED, "%s: %s", c->name,
@@ -185,7 +200,7 @@ static hclient_result_t post_locked(struct hcl_comm *comm, const struct hcl_call
     }
     struct hrp_desc desc = {.op = k, .sig = c->sig};
     const struct hcl_way *way;
-    hclient_result_t r = choose(comm, c, &desc, &way);
+    r = choose(comm, c, &desc, &way);
     if (r != HCLIENT_OK)
         return r;
     struct hcl_op *op = fill_slot(comm, c, k, way);
@@ -226,23 +241,34 @@ static hclient_result_t post(hclient_comm_t handle, struct hcl_comm *comm, const
     return HCLIENT_OK;
 }
 
-static hclient_result_t collective(hclient_comm_t handle, const char *name, enum hrp_coll coll,
-                                   const void *send, void *recv, uint64_t count, int dtype, int redop,
-                                   int root, void *stream, hclient_op_t *op)
+/* What the collective uses of the arguments; the rest is not looked at. */
+static hclient_result_t collective(hclient_comm_t handle, const char *name, const hclient_coll_args_t *a,
+                                   hclient_op_t *op)
 {
     struct hcl_comm *comm;
     hclient_result_t r = hcl_comm_enter(handle, name, &comm);
     if (r != HCLIENT_OK)
         return r;
-    struct hcl_call c = {.name = name, .send = send, .recv = recv, .stream = stream};
+    bool barrier = a->coll == HCLIENT_BARRIER;
+    bool reduces = a->coll == HCLIENT_ALL_REDUCE || a->coll == HCLIENT_REDUCE_SCATTER;
+    int dtype = barrier ? HRP_F32 : (int)a->dtype, redop = reduces ? (int)a->redop : HRP_SUM;
+    int root = a->coll == HCLIENT_BROADCAST ? a->root : 0;
+    struct hcl_call c = {.name = name,
+                         .send = barrier ? NULL : a->send,
+                         .recv = barrier ? NULL : a->recv,
+                         .stream = a->stream,
+                         .hint = a->overlap == HCLIENT_OVERLAP_COMPUTE ? HRP_DESC_OVERLAP_COMPUTE
+                                 : a->overlap == HCLIENT_OVERLAP_IDLE  ? HRP_DESC_OVERLAP_IDLE
+                                                                       : 0,
+                         .defer = (a->flags & HCLIENT_DEFER_WAIT) != 0};
     r = check_kinds(comm, &c, dtype, redop, root);
     if (r == HCLIENT_OK) {
-        c.sig = (struct hrp_sig){.count = count,
+        c.sig = (struct hrp_sig){.count = barrier ? 0 : a->count,
                                  .root = (uint32_t)root,
-                                 .coll = (uint8_t)coll,
+                                 .coll = (uint8_t)a->coll,
                                  .dtype = (uint8_t)dtype,
                                  .redop = (uint8_t)redop};
-        c.sends = coll != HRP_BROADCAST || comm->rank == c.sig.root;
+        c.sends = a->coll != HCLIENT_BROADCAST || comm->rank == c.sig.root;
         r = check(comm, &c);
     }
     if (r == HCLIENT_OK)
@@ -258,16 +284,28 @@ hclient_result_t hclient_all_reduce(hclient_comm_t comm, const void *send, void 
                                     hclient_op_t *op)
 {
     HCL_ENTER();
-    return collective(comm, "hclient_all_reduce", HRP_ALL_REDUCE, send, recv, count, (int)dtype, (int)redop,
-                      0, stream, op);
+    const hclient_coll_args_t a = {.coll = HCLIENT_ALL_REDUCE,
+                                   .send = send,
+                                   .recv = recv,
+                                   .count = count,
+                                   .dtype = dtype,
+                                   .redop = redop,
+                                   .stream = stream};
+    return collective(comm, "hclient_all_reduce", &a, op);
 }
 
 hclient_result_t hclient_broadcast(hclient_comm_t comm, const void *send, void *recv, size_t count,
                                    hclient_data_type_t dtype, int root, void *stream, hclient_op_t *op)
 {
     HCL_ENTER();
-    return collective(comm, "hclient_broadcast", HRP_BROADCAST, send, recv, count, (int)dtype, HRP_SUM, root,
-                      stream, op);
+    const hclient_coll_args_t a = {.coll = HCLIENT_BROADCAST,
+                                   .send = send,
+                                   .recv = recv,
+                                   .count = count,
+                                   .dtype = dtype,
+                                   .root = root,
+                                   .stream = stream};
+    return collective(comm, "hclient_broadcast", &a, op);
 }
 
 hclient_result_t hclient_reduce_scatter(hclient_comm_t comm, const void *send, void *recv, size_t recv_count,
@@ -275,20 +313,78 @@ hclient_result_t hclient_reduce_scatter(hclient_comm_t comm, const void *send, v
                                         hclient_op_t *op)
 {
     HCL_ENTER();
-    return collective(comm, "hclient_reduce_scatter", HRP_REDUCE_SCATTER, send, recv, recv_count, (int)dtype,
-                      (int)redop, 0, stream, op);
+    const hclient_coll_args_t a = {.coll = HCLIENT_REDUCE_SCATTER,
+                                   .send = send,
+                                   .recv = recv,
+                                   .count = recv_count,
+                                   .dtype = dtype,
+                                   .redop = redop,
+                                   .stream = stream};
+    return collective(comm, "hclient_reduce_scatter", &a, op);
 }
 
 hclient_result_t hclient_all_gather(hclient_comm_t comm, const void *send, void *recv, size_t send_count,
                                     hclient_data_type_t dtype, void *stream, hclient_op_t *op)
 {
     HCL_ENTER();
-    return collective(comm, "hclient_all_gather", HRP_ALL_GATHER, send, recv, send_count, (int)dtype, HRP_SUM,
-                      0, stream, op);
+    const hclient_coll_args_t a = {.coll = HCLIENT_ALL_GATHER,
+                                   .send = send,
+                                   .recv = recv,
+                                   .count = send_count,
+                                   .dtype = dtype,
+                                   .stream = stream};
+    return collective(comm, "hclient_all_gather", &a, op);
 }
 
 hclient_result_t hclient_barrier(hclient_comm_t comm, void *stream, hclient_op_t *op)
 {
     HCL_ENTER();
-    return collective(comm, "hclient_barrier", HRP_BARRIER, NULL, NULL, 0, HRP_F32, HRP_SUM, 0, stream, op);
+    const hclient_coll_args_t a = {.coll = HCLIENT_BARRIER, .stream = stream};
+    return collective(comm, "hclient_barrier", &a, op);
+}
+
+/* A program may be older than this library, or newer as long as it uses nothing newer. */
+static hclient_result_t take_args(const hclient_coll_args_t *args, hclient_coll_args_t *out)
+{
+    static const char call[] = "hclient_collective";
+    if (args == NULL || args->size < offsetof(hclient_coll_args_t, overlap))
+        return hcl_fail(HCLIENT_INVALID_ARGUMENT,
+                        "%s: args is %p, its size %zu; start with HCLIENT_COLL_ARGS_INITIALIZER", call,
+                        (const void *)args, args != NULL ? args->size : 0);
+    const char *bytes = (const char *)args;
+    for (size_t i = sizeof(*out); i < args->size; i++)
+        if (bytes[i] != 0)
+            return hcl_fail(
+                HCLIENT_UNSUPPORTED,
+                "%s: the program sets a field of hclient_coll_args_t that this library (%d) does not "
+                "know; load a newer libhclient",
+                call, HCLIENT_VERSION_CODE);
+    memset(out, 0, sizeof(*out));
+    memcpy(out, args, args->size < sizeof(*out) ? args->size : sizeof(*out));
+    if ((int)out->coll < 0 || (int)out->coll >= HRP_NCOLLS)
+        return hcl_fail(HCLIENT_INVALID_ARGUMENT, "%s: args.coll is %d; use HCLIENT_ALL_REDUCE, ...", call,
+                        (int)out->coll);
+    if (out->overlap < 0 || out->overlap >= HRP_NOVERLAPS)
+        return hcl_fail(HCLIENT_INVALID_ARGUMENT, "%s: args.overlap is %d; it is one of HCLIENT_OVERLAP_*",
+                        call, out->overlap);
+    if (out->flags & ~HCLIENT_DEFER_WAIT)
+        return hcl_fail(HCLIENT_INVALID_ARGUMENT, "%s: args.flags is 0x%x; it is made of HCLIENT_DEFER_WAIT",
+                        call, out->flags);
+    return HCLIENT_OK;
+}
+
+hclient_result_t hclient_collective(hclient_comm_t comm, const hclient_coll_args_t *args, hclient_op_t *op)
+{
+    static const char *const name[HRP_NCOLLS] = {
+        "hclient_collective (all_reduce)", "hclient_collective (broadcast)",
+        "hclient_collective (reduce_scatter)", "hclient_collective (all_gather)",
+        "hclient_collective (barrier)"};
+    HCL_ENTER();
+    hclient_coll_args_t a;
+    hclient_result_t r = take_args(args, &a);
+    if (r == HCLIENT_OK && (a.flags & HCLIENT_DEFER_WAIT) && op == NULL)
+        r = hcl_fail(HCLIENT_INVALID_ARGUMENT,
+                     "hclient_collective: op is NULL, but a wait that is deferred needs it for "
+                     "hclient_stream_wait()");
+    return r == HCLIENT_OK ? collective(comm, name[a.coll], &a, op) : r;
 }

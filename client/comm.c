@@ -199,7 +199,15 @@ void hcl_comm_give_up(struct hcl_comm *comm, hclient_result_t result, const char
 
 /* ---------------------------------------------------------------------------------------------- joining */
 
-static struct hcl_comm *comm_new(struct hcl_context *ctx, const struct hrp_msg_joined *j, uint32_t rank)
+/* Of a configuration, what stays in this process. */
+struct own_config {
+    const char *socket;
+    bool trap;
+    uint32_t require;
+};
+
+static struct hcl_comm *comm_new(struct hcl_context *ctx, const struct hrp_msg_joined *j, uint32_t rank,
+                                 const struct own_config *own)
 {
     struct hcl_comm *comm = calloc(1, sizeof(*comm));
     if (comm == NULL)
@@ -214,6 +222,8 @@ static struct hcl_comm *comm_new(struct hcl_context *ctx, const struct hrp_msg_j
     comm->nlocal = j->nlocal;
     comm->local_rank = hcl_local_rank();
     comm->op_timeout_ms = j->op_timeout_ms;
+    comm->trap = own->trap;
+    comm->require = j->require | own->require; /* an older daemon does not say it */
     memcpy(comm->id, j->comm_id, sizeof(comm->id));
     pthread_mutex_init(&comm->post_lock, NULL);
     pthread_mutex_init(&comm->lock, NULL);
@@ -243,13 +253,13 @@ static void send_leave(struct hcl_context *ctx, uint32_t slot)
 
 /* The reply to JOIN becomes a communicator. */
 static hclient_result_t adopt(struct hcl_context *ctx, const struct hrp_msg_joined *j, uint32_t nranks,
-                              uint32_t rank, hclient_comm_t *out)
+                              uint32_t rank, const struct own_config *own, hclient_comm_t *out)
 {
     if (j->slot >= ctx->ncomms || j->nranks != nranks)
         return hcl_fail(HCLIENT_PROTOCOL,
                         "the hreduced daemon answered JOIN of %u ranks with slot %u, %u ranks", nranks,
                         j->slot, j->nranks);
-    struct hcl_comm *comm = comm_new(ctx, j, rank);
+    struct hcl_comm *comm = comm_new(ctx, j, rank, own);
     if (comm == NULL || comm->handle == NULL) {
         if (comm != NULL)
             comm_free(comm);
@@ -264,10 +274,10 @@ static hclient_result_t adopt(struct hcl_context *ctx, const struct hrp_msg_join
     return HCLIENT_OK;
 }
 
-static hclient_result_t join(const char *socket, struct hrp_msg_join *body, hclient_comm_t *out)
+static hclient_result_t join(const struct own_config *own, struct hrp_msg_join *body, hclient_comm_t *out)
 {
     struct hcl_context *ctx;
-    hclient_result_t r = hcl_context_get(socket, &ctx);
+    hclient_result_t r = hcl_context_get(own->socket, &ctx);
     if (r != HCLIENT_OK)
         return r;
     struct hrp_msg msg = {.type = HRP_MSG_JOIN};
@@ -278,7 +288,7 @@ static hclient_result_t join(const char *socket, struct hrp_msg_join *body, hcli
     struct hcl_reply reply = HCL_REPLY_NULL;
     r = hcl_request(ctx, &msg, NULL, 0, HRP_MSG_JOINED, timeout, &reply);
     if (r == HCLIENT_OK)
-        r = adopt(ctx, &reply.msg.body.joined, body->key.nranks, body->rank, out);
+        r = adopt(ctx, &reply.msg.body.joined, body->key.nranks, body->rank, own, out);
     if (r != HCLIENT_OK)
         hcl_context_put(ctx); /* else the comm holds it */
     return r;
@@ -291,7 +301,7 @@ static hclient_result_t join(const char *socket, struct hrp_msg_join *body, hcli
     } while (0)
 
 static hclient_result_t take_config(const hclient_comm_config_t *config, struct hrp_comm_config *out,
-                                    const char **socket)
+                                    struct own_config *own)
 {
     hclient_comm_config_t c = HCLIENT_COMM_CONFIG_INITIALIZER;
     if (config != NULL) {
@@ -313,6 +323,7 @@ static hclient_result_t take_config(const hclient_comm_config_t *config, struct 
     CHECK_RANGE(wire_f32, HRP_ON, "HCLIENT_DEFAULT, HCLIENT_OFF or HCLIENT_ON");
     CHECK_RANGE(transport, 2, "one of HCLIENT_TRANSPORT_*");
     CHECK_RANGE(overlap, HRP_NOVERLAPS - 1, "one of HCLIENT_OVERLAP_*");
+    CHECK_RANGE(on_error, HCLIENT_ON_ERROR_TRAP, "one of HCLIENT_ON_ERROR_*");
     CHECK_RANGE(service_level, 16, "HCLIENT_CLASS(0) to HCLIENT_CLASS(15)");
     CHECK_RANGE(traffic_class, 256, "HCLIENT_CLASS(0) to HCLIENT_CLASS(255)");
     if (c.require & ~(HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P))
@@ -334,7 +345,8 @@ static hclient_result_t take_config(const hclient_comm_config_t *config, struct 
         out->traffic_class = (uint8_t)(c.traffic_class - 1);
         out->class_set |= HRP_CLASS_TC;
     }
-    *socket = c.socket;
+    *own = (struct own_config){
+        .socket = c.socket, .trap = c.on_error == HCLIENT_ON_ERROR_TRAP, .require = c.require};
     return HCLIENT_OK;
 }
 
@@ -362,9 +374,9 @@ hclient_result_t hclient_comm_init_rank_config(hclient_comm_t *comm, int nranks,
     join_body.key.nranks = (uint32_t)nranks;
     memcpy(join_body.key.name, uid.nonce, sizeof(uid.nonce));
     memcpy(join_body.root, uid.addr, sizeof(uid.addr));
-    const char *socket;
-    hclient_result_t r = take_config(config, &join_body.config, &socket);
-    return r != HCLIENT_OK ? r : join(socket, &join_body, comm);
+    struct own_config own;
+    hclient_result_t r = take_config(config, &join_body.config, &own);
+    return r != HCLIENT_OK ? r : join(&own, &join_body, comm);
 }
 
 hclient_result_t hclient_comm_init_rank(hclient_comm_t *comm, int nranks, hclient_unique_id_t id, int rank)
@@ -395,10 +407,10 @@ hclient_result_t hclient_comm_init_name(hclient_comm_t *comm, const char *name,
     if (comm == NULL)
         return hcl_fail(HCLIENT_INVALID_ARGUMENT, "hclient_comm_init_name: comm is NULL");
     struct hrp_msg_join body = {.rank = 0};
-    const char *socket;
+    struct own_config own;
     hclient_result_t r = check_name(name);
     if (r == HCLIENT_OK)
-        r = take_config(config, &body.config, &socket);
+        r = take_config(config, &body.config, &own);
     struct hcl_launch launch;
     if (r == HCLIENT_OK)
         r = hcl_launch_read(&launch);
@@ -412,7 +424,7 @@ hclient_result_t hclient_comm_init_name(hclient_comm_t *comm, const char *name,
     body.nroots = launch.nroots;
     memcpy(body.root, launch.root, sizeof(body.root));
     body.key.nth = hcl_name_take(name);
-    r = join(socket, &body, comm);
+    r = join(&own, &body, comm);
     if (r != HCLIENT_OK) {
         hcl_name_give_back(name, body.key.nth);
         hcl_fail_more(" [rank %u of %u by %s, meeting at %s]", launch.rank, launch.nranks, launch.launcher,
@@ -513,6 +525,7 @@ static void await_quiet(struct hcl_comm *comm, uint64_t deadline)
 {
     while (hcl_comm_pending(comm) && !hcl_context_lost(comm->ctx) && hcl_now() < deadline) {
         harvest(comm);
+        hcl_gpu_trap(comm); /* streams that are held */
         if (atomic_load(&comm->stage.live) > 0)
             hcl_stage_progress(comm);
         struct timespec ts = hcl_timespec(HCL_MS);

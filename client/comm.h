@@ -25,6 +25,7 @@ struct hcl_op {
     bool complete;   /* under lock: the result is known and the library is done with the buffers */
     bool staged;     /* under lock */
     bool gpu;        /* under lock: of a stream, see gpu.h */
+    bool deferred;   /* under lock and post_lock: and none waits for it so far */
     hclient_result_t result;
     struct hrp_sig sig;
 
@@ -38,7 +39,8 @@ struct hcl_op {
     uint64_t nchunks;
     _Atomic uint64_t in;              /* chunks whose input is in the window */
     uint64_t out;                     /* chunks that were copied out: their window bytes are free */
-    void *stream;                     /* ops of a stream: it */
+    void *stream;                     /* ops of a stream: it; deferred: that of the input */
+    const void *buffer;               /* ... and one of its buffers, NULL: it has none */
     struct hcl_gpu_memory *memory[2]; /* that it uses; under post_lock, and when the comm ends */
 };
 
@@ -80,6 +82,8 @@ struct hcl_comm {
     uint32_t nranks, rank, nnodes, node, nlocal;
     int local_rank;
     uint32_t op_timeout_ms;
+    bool trap;        /* on_error = trap */
+    uint32_t require; /* HRP_REQUIRE_*, of this job and of the daemons */
     uint8_t id[16];
 
     pthread_mutex_t post_lock;
@@ -139,6 +143,9 @@ bool hcl_comm_poison(struct hcl_comm *comm);
 bool hcl_comm_pending(struct hcl_comm *comm);
 /* Watcher: says once that the comm failed. */
 void hcl_comm_report(struct hcl_comm *comm);
+
+/* A reference to the comm of an op that was posted. */
+hclient_result_t hcl_op_enter(hclient_op_t op, const char *call, struct hcl_comm **comm);
 
 /* What the daemon says about an op; text only of a failure. */
 struct hcl_outcome {

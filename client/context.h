@@ -41,6 +41,9 @@ struct hcl_request {
     uint16_t expect; /* of the reply, unless that is ERROR */
     bool abandoned;  /* nobody waits: undo what the reply gives */
     bool answered;
+    /* JOIN: what was asked, until it is answered or abandoned; when the log will say what it waits for (0: it has). */
+    const struct hrp_msg_join *join;
+    uint64_t say_at;
     struct hrp_msg reply;
     char *text; /* ERROR and TEXT: the whole text, NUL-terminated */
     size_t text_len;
@@ -155,5 +158,7 @@ bool hcl_send_only(struct hcl_context *ctx, const struct hrp_msg *msg, uint16_t 
 /* Watcher: one datagram that arrived. */
 void hcl_dispatch(struct hcl_context *ctx, const void *buf, size_t len, int *fds, int nfds);
 bool hcl_requests_pending(struct hcl_context *ctx);
+/* Watcher: has the log say, once for each, what joins wait for that take long. */
+void hcl_ask_about_joins(struct hcl_context *ctx);
 
 #endif

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/comm.h"
@@ -118,13 +119,8 @@ hclient_result_t hclient_set_log_callback(hclient_log_fn fn, void *user)
     return HCLIENT_OK;
 }
 
-void hcl_log(hclient_log_level_t level, const char *fmt, ...)
+static void log_text(hclient_log_level_t level, const char *text)
 {
-    char text[HCL_TEXT];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
     /* The lock is held over the call: once hclient_set_log_callback() returns, the old one is not running. */
     pthread_mutex_lock(&log_lock);
     if (log_fn != NULL)
@@ -132,4 +128,30 @@ void hcl_log(hclient_log_level_t level, const char *fmt, ...)
     else if (level <= HCLIENT_LOG_WARN)
         fprintf(stderr, "hclient: %s\n", text);
     pthread_mutex_unlock(&log_lock);
+}
+
+void hcl_log(hclient_log_level_t level, const char *fmt, ...)
+{
+    char text[HCL_TEXT];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    log_text(level, text);
+}
+
+void hcl_die(const char *fmt, ...)
+{
+    char text[HCL_TEXT];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    pthread_mutex_lock(&log_lock);
+    bool taken = log_fn != NULL;
+    pthread_mutex_unlock(&log_lock);
+    if (taken) /* first: the callback may need what this process no longer gives */
+        fprintf(stderr, "hclient: %s\n", text);
+    log_text(HCLIENT_LOG_ERROR, text);
+    abort();
 }

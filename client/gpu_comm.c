@@ -13,7 +13,6 @@
 #define PASSED_BYTES HRP_PAGE
 #define ABI_MINOR_GPU 1u
 
-_Static_assert(sizeof(struct hrp_op_flags) * HRP_OP_SLOTS % HRP_PAGE == 0, "whole pages can be pinned");
 _Static_assert(HRP_OP_SLOTS * sizeof(uint64_t) <= PASSED_BYTES, "a word a slot");
 
 /* ---- pinned memory ------------------------------------------------------------------------------------------------- */
@@ -41,8 +40,8 @@ static void unpin(struct hcl_comm *comm, struct hcl_gpu *g)
     bool pushed = g->drv->CtxPushCurrent(g->ctx) == HRG_SUCCESS;
     if (g->pinned_window)
         g->drv->MemHostUnregister(comm->stage.window);
-    if (g->pinned_flags)
-        g->drv->MemHostUnregister(comm->area->flags);
+    if (g->pinned_area)
+        g->drv->MemHostUnregister(comm->area);
     if (g->passed != NULL)
         g->drv->MemHostUnregister((void *)(uintptr_t)g->passed);
     if (pushed)
@@ -64,14 +63,13 @@ static hclient_result_t pin_words(struct hcl_comm *comm, struct hcl_gpu *g, cons
         return r;
     }
     g->passed = page;
-    r = pin(drv, call, "communicator's flags", comm->area->flags, sizeof(comm->area->flags),
-            &g->pinned_flags);
+    r = pin(drv, call, "communicator's area", comm->area, HRP_COMM_STRIDE, &g->pinned_area);
     hrg_result e = HRG_SUCCESS;
     if (r == HCLIENT_OK)
         e = drv->MemHostGetDevicePointer(&g->passed_dev, page, 0);
     if (r == HCLIENT_OK && e == HRG_SUCCESS)
-        e = drv->MemHostGetDevicePointer(&g->flags, comm->area->flags, 0);
-    return e != HRG_SUCCESS ? hcl_gpu_fail(drv, call, "mapping the communicator's flags for the GPU", e) : r;
+        e = drv->MemHostGetDevicePointer(&g->area, comm->area, 0);
+    return e != HRG_SUCCESS ? hcl_gpu_fail(drv, call, "mapping the communicator's area for the GPU", e) : r;
 }
 
 static void free_words(struct hcl_gpu *g)
@@ -97,18 +95,30 @@ static hclient_result_t check_device(struct hcl_gpu *g, const char *call)
     return HCLIENT_OK;
 }
 
-/* Jobs that set it to 1 or 2 for the order of their own kernels do not expect that it also concerns waits. */
+/* Jobs that set it to 1 or 2 for the order of their own kernels do not expect that it also concerns waits. NULL: nothing
+   stands still. */
+static const char *few_connections(void)
+{
+    const char *v = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    if (v != NULL && strcmp(v, "1") == 0)
+        return "CUDA_DEVICE_MAX_CONNECTIONS is 1: while one stream waits for a collective, all the other "
+               "streams "
+               "of this process stand still";
+    if (v != NULL && strcmp(v, "2") == 0)
+        return "CUDA_DEVICE_MAX_CONNECTIONS is 2: while one stream waits for a collective, half of the other "
+               "streams of this process stand still";
+    return NULL;
+}
+
+#define CONNECTIONS_REMEDY \
+    "defer the waits (HCLIENT_DEFER_WAIT, hclient_stream_wait()), or set it to 8 or more"
+
 static void warn_connections(void)
 {
     static atomic_flag said = ATOMIC_FLAG_INIT;
-    const char *v = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    if (v == NULL || (strcmp(v, "1") != 0 && strcmp(v, "2") != 0) || atomic_flag_test_and_set(&said))
-        return;
-    hcl_log(HCLIENT_LOG_WARN,
-            "CUDA_DEVICE_MAX_CONNECTIONS is %s: while one stream waits for a collective, %s the other "
-            "streams of this "
-            "process stand still. Set it to 8 or more",
-            v, strcmp(v, "1") == 0 ? "all" : "half of");
+    const char *reason = few_connections();
+    if (reason != NULL && !atomic_flag_test_and_set(&said))
+        hcl_log(HCLIENT_LOG_WARN, "%s. Remedy: " CONNECTIONS_REMEDY, reason);
 }
 
 hclient_result_t hcl_gpu_need(struct hcl_comm *comm, const struct hrg_driver *drv, const char *call)
@@ -183,8 +193,10 @@ static uint64_t unpassed(struct hcl_comm *comm, unsigned slot)
 bool hcl_gpu_pending(struct hcl_comm *comm)
 {
     bool pending = false;
-    for (unsigned i = 0; i < HRP_OP_SLOTS && !pending; i++)
-        pending = unpassed(comm, i) != 0;
+    pthread_mutex_lock(&comm->lock);
+    for (unsigned i = 0; comm->gpu != NULL && i < HRP_OP_SLOTS && !pending; i++)
+        pending = hcl_gpu_comes(comm, &comm->ops[i]);
+    pthread_mutex_unlock(&comm->lock);
     return pending;
 }
 
@@ -229,13 +241,27 @@ static void escape(const char *text, char *out, size_t size)
     out[n] = '\0';
 }
 
+/* How the streams wait, of `all` ops. */
+static void waits_report(char *buf, size_t len, uint64_t deferred, uint64_t all)
+{
+    const char *reason = deferred < all ? few_connections() : NULL;
+    int n = snprintf(buf, len, "{\"used\": \"%llu enqueued with the call, %llu later\"",
+                     (unsigned long long)(all - deferred), (unsigned long long)deferred);
+    if (reason == NULL)
+        snprintf(buf + n, len - (size_t)n, "}");
+    else
+        snprintf(buf + n, len - (size_t)n,
+                 ", \"wanted\": \"all later\", \"reason\": \"%s\", \"remedy\": \"" CONNECTIONS_REMEDY "\"}",
+                 reason);
+}
+
 char *hcl_gpu_report(struct hcl_comm *comm, char *json)
 {
     char *end = json != NULL ? strrchr(json, '}') : NULL;
     if (end == NULL)
         return json;
     char because[sizeof(((struct hcl_gpu *)0)->staged_because) * 2] = "";
-    uint64_t shared = 0, staged = 0, alone = 0;
+    uint64_t shared = 0, staged = 0, alone = 0, deferred = 0;
     if (pthread_mutex_trylock(&comm->post_lock) != 0)
         return json; /* a post that waits for a slot may take long */
     bool any = comm->gpu != NULL;
@@ -243,19 +269,22 @@ char *hcl_gpu_report(struct hcl_comm *comm, char *json)
         shared = comm->gpu->imported_ops;
         staged = comm->gpu->staged_ops;
         alone = comm->gpu->alone_ops;
+        deferred = comm->gpu->deferred_ops;
         escape(comm->gpu->staged_because, because, sizeof(because));
     }
     pthread_mutex_unlock(&comm->post_lock);
-    char *text;
+    char *text, waits[512];
+    waits_report(waits, sizeof(waits), deferred, shared + staged);
     if (!any ||
         asprintf(&text,
                  "%.*s, \"gpu_buffers\": {\"shared_ops\": %llu, \"staged_ops\": %llu, \"alone_ops\": %llu, "
-                 "\"staged_because\": \"%s\"}}",
+                 "\"staged_because\": \"%s\"}, \"gpu_waits\": %s}",
                  (int)(end - json), json, (unsigned long long)shared, (unsigned long long)staged,
                  (unsigned long long)alone,
                  because[0] != '\0' ? because
                  : staged > 0       ? "small operations are copied"
-                                    : "") < 0)
+                                    : "",
+                 waits) < 0)
         return json;
     free(json);
     return text;
@@ -300,6 +329,7 @@ bool hcl_gpu_deinit(struct hcl_comm *comm, uint64_t wait_ns)
             return false;
         if (hcl_context_lost(comm->ctx)) /* the watcher no longer finds a comm that is being destroyed */
             hcl_comm_poison(comm);
+        hcl_gpu_trap(comm); /* streams that are held */
         struct timespec ts = hcl_timespec(HCL_MS / 5);
         nanosleep(&ts, NULL);
     }

@@ -390,12 +390,27 @@ static uint64_t staged_bytes(const struct hcl_comm *comm)
     return advised_in_place(comm) ? STAGED_BYTES_IDLE : STAGED_BYTES;
 }
 
+/* Memory that the daemon cannot have would go through host memory. */
+static hclient_result_t refuse_p2p(const struct hcl_comm *comm, const struct hcl_call *c)
+{
+    const char *why = comm->gpu->staged_because;
+    return hcl_fail(
+        HCLIENT_UNSUPPORTED,
+        "%s: p2p is required (by the job, or by require in a hreduced.conf), but this GPU memory would be "
+        "copied through host memory: %s",
+        c->name,
+        why[0] != '\0' ? why
+                       : "the driver does not say where its allocation begins, or 256 allocations are "
+                         "in use");
+}
+
 static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
                   hclient_result_t *result)
 {
     struct hcl_gpu_scope scope;
     uint64_t all = hrp_sig_bytes(&c->sig, comm->nranks);
-    if (all == 0 || all <= staged_bytes(comm) || !hcl_gpu_prepare(comm, c, &scope, result))
+    const bool p2p = comm->require & HRP_REQUIRE_P2P;
+    if (all == 0 || (!p2p && all <= staged_bytes(comm)) || !hcl_gpu_prepare(comm, c, &scope, result))
         return false;
     if (*result != HCLIENT_OK)
         return true;
@@ -404,6 +419,8 @@ static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_de
     struct hcl_gpu_memory **memory = comm->gpu->found;
     memory[0] = memory[1] = NULL;
     bool both = true;
+    if (p2p)
+        comm->gpu->staged_because[0] = '\0'; /* what is said there is about this call */
     for (unsigned i = 0; i < 2 && both && *result == HCLIENT_OK; i++) {
         if (bytes[i] == 0)
             continue;
@@ -421,11 +438,13 @@ static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_de
             ref[i]->id = memory[i]->id;
             ref[i]->offset = p[i] - memory[i]->base;
         }
-        desc->flags |= HRP_DESC_STREAM;
+        desc->flags |= HRP_DESC_STREAM | c->hint;
         return true;
     }
     struct hcl_op none = {.memory = {memory[0], memory[1]}};
     hcl_gpu_unuse(comm->ctx, &none);
+    if (*result == HCLIENT_OK && p2p)
+        *result = refuse_p2p(comm, c);
     return *result != HCLIENT_OK;
 }
 
@@ -451,10 +470,10 @@ static hclient_result_t start(struct hcl_comm *comm, const struct hcl_call *c, s
     hclient_result_t result = hcl_gpu_enter(drv, c->name, c->stream, near, &scope);
     if (result != HCLIENT_OK)
         return result;
-    hrg_result r = hcl_gpu_enqueue_words(comm, op->stream, op->number);
+    hrg_result r = hcl_gpu_enqueue(comm, op);
     hcl_gpu_leave(&scope);
     return r == HRG_SUCCESS ? HCLIENT_OK : hcl_gpu_fail(drv, c->name, "enqueuing the op's words", r);
 }
 
 const struct hcl_way hcl_way_gpu_shared = {
-    .takes = takes, .describe = describe, .start = start, .in_stream = true};
+    .takes = takes, .describe = describe, .start = start, .in_stream = true, .defers = true};

@@ -21,7 +21,8 @@
 
 static hrg_ptr flag(const struct hcl_comm *comm, uint64_t number, size_t word)
 {
-    return comm->gpu->flags + (number % HRP_OP_SLOTS) * sizeof(struct hrp_op_flags) + word;
+    return comm->gpu->area + offsetof(struct hrp_comm_area, flags) +
+           (number % HRP_OP_SLOTS) * sizeof(struct hrp_op_flags) + word;
 }
 
 static hrg_ptr passed_word(const struct hcl_comm *comm, uint64_t number)
@@ -29,22 +30,9 @@ static hrg_ptr passed_word(const struct hcl_comm *comm, uint64_t number)
     return comm->gpu->passed_dev + (number % HRP_OP_SLOTS) * sizeof(uint64_t);
 }
 
-hrg_result hcl_gpu_wait_done(struct hcl_comm *comm, hrg_stream stream, uint64_t number, uint64_t chunks)
-{
-    return comm->gpu->drv->StreamWaitValue64(stream, flag(comm, number, offsetof(struct hrp_op_flags, done)),
-                                             hrp_flag(number, chunks), HRG_WAIT_GEQ);
-}
-
 hrg_result hcl_gpu_wait_passed(struct hcl_comm *comm, hrg_stream stream, uint64_t number)
 {
     return comm->gpu->drv->StreamWaitValue64(stream, passed_word(comm, number), number, HRG_WAIT_GEQ);
-}
-
-hrg_result hcl_gpu_write_ready(struct hcl_comm *comm, hrg_stream stream, uint64_t number, uint64_t chunks)
-{
-    return comm->gpu->drv->StreamWriteValue64(stream,
-                                              flag(comm, number, offsetof(struct hrp_op_flags, ready)),
-                                              hrp_flag(number, chunks), HRG_WRITE_DEFAULT);
 }
 
 hrg_result hcl_gpu_write_passed(struct hcl_comm *comm, hrg_stream stream, uint64_t number)
@@ -70,41 +58,35 @@ static hrg_result flush(struct words *w)
     return n > 0 ? w->comm->gpu->drv->StreamBatchMemOp(w->stream, n, w->op, 0) : HRG_SUCCESS;
 }
 
-static hrg_result add_word(struct words *w, int operation, hrg_ptr address, uint64_t value)
+static hrg_result add_word(struct words *w, int operation, hrg_ptr address, uint64_t value, unsigned flags)
 {
     hrg_result r = w->n == WORDS ? flush(w) : HRG_SUCCESS;
     w->op[w->n++] = (union hrg_memop){
-        .value = {.operation = operation,
-                  .address = address,
-                  .value = value,
-                  .flags = operation == HRG_MEMOP_WAIT_64 ? HRG_WAIT_GEQ : HRG_WRITE_DEFAULT}};
+        .value = {.operation = operation, .address = address, .value = value, .flags = flags}};
     return r;
 }
 
 static hrg_result add_ready(struct words *w, uint64_t chunks)
 {
     return add_word(w, HRG_MEMOP_WRITE_64, flag(w->comm, w->number, offsetof(struct hrp_op_flags, ready)),
-                    hrp_flag(w->number, chunks));
+                    hrp_flag(w->number, chunks), HRG_WRITE_DEFAULT);
 }
 
 static hrg_result add_wait_done(struct words *w, uint64_t chunks)
 {
     return add_word(w, HRG_MEMOP_WAIT_64, flag(w->comm, w->number, offsetof(struct hrp_op_flags, done)),
-                    hrp_flag(w->number, chunks));
+                    hrp_flag(w->number, chunks), HRG_WAIT_GEQ);
+}
+
+/* Holds the stream for good when the op failed. */
+static hrg_result add_wait_good(struct words *w)
+{
+    return add_word(w, HRG_MEMOP_WAIT_64, hcl_gpu_status_word(w->comm, w->number), 0, HRG_WAIT_EQ);
 }
 
 static hrg_result add_passed(struct words *w)
 {
-    return add_word(w, HRG_MEMOP_WRITE_64, passed_word(w->comm, w->number), w->number);
-}
-
-hrg_result hcl_gpu_enqueue_words(struct hcl_comm *comm, hrg_stream stream, uint64_t number)
-{
-    struct words w = {.comm = comm, .stream = stream, .number = number};
-    hrg_result r = add_ready(&w, HRP_CHUNK_ALL);
-    r = r == HRG_SUCCESS ? add_wait_done(&w, HRP_CHUNK_ALL) : r;
-    r = r == HRG_SUCCESS ? add_passed(&w) : r;
-    return r == HRG_SUCCESS ? flush(&w) : r;
+    return add_word(w, HRG_MEMOP_WRITE_64, passed_word(w->comm, w->number), w->number, HRG_WRITE_DEFAULT);
 }
 
 /* ---- copies -------------------------------------------------------------------------------------------------------- */
@@ -213,7 +195,7 @@ static hrg_result feed(struct hcl_comm *comm, struct hcl_op *op, struct words *w
 
 static hrg_result drain(struct hcl_comm *comm, struct hcl_op *op, struct words *w)
 {
-    hrg_result r = HRG_SUCCESS;
+    hrg_result r = op->nchunks == 0 ? add_wait_done(w, HRP_CHUNK_ALL) : HRG_SUCCESS;
     while (r == HRG_SUCCESS && op->out < op->nchunks) {
         uint64_t upto = piece_end(comm, op, op->out);
         r = add_wait_done(w, upto == op->nchunks ? HRP_CHUNK_ALL : upto);
@@ -225,15 +207,26 @@ static hrg_result drain(struct hcl_comm *comm, struct hcl_op *op, struct words *
         if (r == HRG_SUCCESS)
             r = feed(comm, op, w);
     }
-    return r == HRG_SUCCESS ? hcl_gpu_write_passed(comm, op->stream, op->number) : r;
+    if (r == HRG_SUCCESS && comm->trap)
+        r = add_wait_good(w);
+    if (r == HRG_SUCCESS)
+        r = add_passed(w);
+    return r == HRG_SUCCESS ? flush(w) : r;
 }
 
-/* The copies and words of an op that has bytes. */
-static hrg_result enqueue(struct hcl_comm *comm, struct hcl_op *op)
+hrg_result hcl_gpu_enqueue(struct hcl_comm *comm, struct hcl_op *op)
 {
     struct words w = {.comm = comm, .stream = op->stream, .number = op->number};
-    hrg_result r = feed(comm, op, &w);
-    return r == HRG_SUCCESS ? drain(comm, op, &w) : r;
+    hrg_result r = op->nchunks > 0 ? feed(comm, op, &w) : add_ready(&w, HRP_CHUNK_ALL);
+    if (r != HRG_SUCCESS)
+        return r;
+    return op->deferred ? flush(&w) : drain(comm, op, &w);
+}
+
+hrg_result hcl_gpu_finish(struct hcl_comm *comm, struct hcl_op *op)
+{
+    struct words w = {.comm = comm, .stream = op->stream, .number = op->number};
+    return drain(comm, op, &w);
 }
 
 /* ---- the way ------------------------------------------------------------------------------------------------------- */
@@ -284,8 +277,8 @@ static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_de
         *result = hcl_gpu_need_window(comm, c->name);
     hcl_gpu_leave(&scope);
     if (*result == HCLIENT_OK && bytes > 0)
-        hcl_stage_make_room(comm, bytes, true);
-    desc->flags |= HRP_DESC_STREAM;
+        *result = hcl_stage_make_room(comm, c, bytes, true);
+    desc->flags |= HRP_DESC_STREAM | c->hint;
     comm->gpu->staged_ops += *result == HCLIENT_OK;
     return true;
 }
@@ -331,11 +324,11 @@ static hclient_result_t start(struct hcl_comm *comm, const struct hcl_call *c, s
         return result;
     hrg_result r = wait_for_room(comm, op);
     if (r == HRG_SUCCESS)
-        r = op->nchunks > 0 ? enqueue(comm, op) : hcl_gpu_enqueue_words(comm, op->stream, op->number);
+        r = hcl_gpu_enqueue(comm, op);
     hcl_gpu_leave(&scope);
     return r == HRG_SUCCESS ? HCLIENT_OK
                             : hcl_gpu_fail(drv, c->name, "enqueuing the op's copies and waits", r);
 }
 
 const struct hcl_way hcl_way_gpu_staged = {
-    .takes = takes, .describe = describe, .start = start, .in_stream = true};
+    .takes = takes, .describe = describe, .start = start, .in_stream = true, .defers = true};

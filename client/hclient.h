@@ -97,8 +97,8 @@ HCLIENT_API const char *hclient_last_error(hclient_comm_t comm);
 typedef enum { HCLIENT_LOG_ERROR = 0, HCLIENT_LOG_WARN = 1, HCLIENT_LOG_INFO = 2 } hclient_log_level_t;
 typedef void (*hclient_log_fn)(void *user, hclient_log_level_t level, const char *text);
 /*
- * Where the library reports what no call returns (the daemon died, a communicator failed while idle), once an
- * event. NULL: stderr, errors and warnings only; that a communicator failed while idle is information, because it is
+ * Where the library reports what no call returns (the daemon died, a communicator failed while idle, whom a call that joins
+ * has been waiting for since 10 s, or half of its set-up timeout), once an event. NULL: stderr, errors and warnings only; that a communicator failed while idle is information, because it is
  * also how the end of a job looks whose ranks exit one after the other. fn is called on any thread, with all signals blocked on
  * some, and must not call the library. user is passed on; it must live until the callback is replaced.
  */
@@ -128,7 +128,19 @@ enum {
     HCLIENT_ALGO_RING = 4,
     HCLIENT_ALGO_TREE = 5
 };
+/*
+ * P2P: GPU buffers, also small ones, are reduced where they are, by kernels that reach the GPUs of this node directly. A buffer that
+ * cannot be given to the daemon is refused by its call, GPUs that do not reach each other fail the op, both with the reason.
+ */
 enum { HCLIENT_REQUIRE_VERBS = 1, HCLIENT_REQUIRE_GDR = 2, HCLIENT_REQUIRE_P2P = 4 };
+/*
+ * What becomes of a CUDA stream when an op of it fails. RELEASE: the stream goes on; hclient_wait(), hclient_comm_wait() and
+ * hclient_comm_get_async_error() tell. TRAP: the stream is held behind the op, and within about a second the library writes the
+ * sentence to its log and to stderr and ends the process with SIGABRT, so that nothing is computed from the op's output. Also when
+ * another rank aborts; not for what this rank itself ends with hclient_comm_abort() or hclient_comm_destroy(), and not for ops on
+ * host buffers, whose wait tells.
+ */
+enum { HCLIENT_ON_ERROR_DEFAULT = 0, HCLIENT_ON_ERROR_RELEASE = 1, HCLIENT_ON_ERROR_TRAP = 2 };
 /*
  * What the job does while its GPU buffers are reduced, for the choice of the engine: AUTO goes by how long the daemon's recent
  * kernels waited for the GPU; COMPUTE: the GPU is busy, take copy engines and the CPU; IDLE: it waits for the result, take
@@ -139,7 +151,7 @@ enum { HCLIENT_OVERLAP_AUTO = 0, HCLIENT_OVERLAP_COMPUTE = 1, HCLIENT_OVERLAP_ID
 
 /*
  * Settings of a communicator. 0 in any field but size: the default of the daemon that is the meeting point.
- * All but socket and size must be the same on all ranks; a difference is refused in words.
+ * All but socket, on_error and size must be the same on all ranks; a difference is refused in words.
  */
 typedef struct {
     size_t size;               /* of this struct; the initializer sets it */
@@ -150,16 +162,17 @@ typedef struct {
     int reproducible;          /* the order of additions is defined: HCLIENT_DEFAULT (on), OFF, ON */
     int wire_f32;              /* f16 and bf16 travel between nodes as f32: HCLIENT_DEFAULT (off), OFF, ON */
     int transport;             /* HCLIENT_TRANSPORT_*; TCP and VERBS: that and nothing else */
-    uint32_t require;          /* HCLIENT_REQUIRE_*: init fails, in words, when the path is another one */
+    uint32_t require; /* HCLIENT_REQUIRE_*: init, or a call, fails in words when the path is another one */
     int service_level; /* of verbs links between nodes, both directions: HCLIENT_CLASS(0) to HCLIENT_CLASS(15) */
     int traffic_class; /* of their RoCE packets: HCLIENT_CLASS(0) to HCLIENT_CLASS(255) */
-    int overlap;       /* HCLIENT_OVERLAP_* */
+    int overlap;       /* HCLIENT_OVERLAP_*; hclient_collective() says it for an op */
+    int on_error;      /* HCLIENT_ON_ERROR_*; the default is RELEASE */
 } hclient_comm_config_t;
 /* A class by its number, because 0 in a field is the default. */
 #define HCLIENT_CLASS(number) ((number) + 1)
-#define HCLIENT_COMM_CONFIG_INITIALIZER                                   \
-    {                                                                     \
-        sizeof(hclient_comm_config_t), NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define HCLIENT_COMM_CONFIG_INITIALIZER                                      \
+    {                                                                        \
+        sizeof(hclient_comm_config_t), NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /*
@@ -324,7 +337,8 @@ typedef struct {
  * the CUstream or cudaStream_t in whose order the op runs, NULL the legacy default stream. The call only enqueues: work put
  * into the stream before it is done before the input is read, work put there after it sees the output. A capturing stream is
  * refused (HCLIENT_UNSUPPORTED), and its capture goes on. Needs a driver for CUDA 11.7 or newer. A failed op lets the stream
- * go on; hclient_wait(), hclient_comm_wait() and, when the communicator failed, hclient_comm_get_async_error() tell. A call
+ * go on, or holds it: see HCLIENT_ON_ERROR_RELEASE and TRAP. A float output that the stream copies from the staging window after
+ * the failure, and one in place that was written to, is NaN while the daemon lives; integers have no such value and are undefined. A call
  * waits for a free slot until a stream has passed the op HCLIENT_MAX_OPS before it. Synchronize streams before
  * hclient_comm_destroy(). In a communicator of one rank the stream copies the input to the output, bit for bit. Host buffers:
  * stream must be NULL.
@@ -351,6 +365,50 @@ HCLIENT_API hclient_result_t hclient_all_gather(hclient_comm_t comm, const void 
 /* Complete when every rank has called it. */
 HCLIENT_API hclient_result_t hclient_barrier(hclient_comm_t comm, void *stream, hclient_op_t *op);
 
+typedef enum {
+    HCLIENT_ALL_REDUCE = 0,
+    HCLIENT_BROADCAST = 1,
+    HCLIENT_REDUCE_SCATTER = 2,
+    HCLIENT_ALL_GATHER = 3,
+    HCLIENT_BARRIER = 4
+} hclient_coll_t;
+
+/*
+ * The stream waits for the op only where hclient_stream_wait() says so. Until then nothing is pending in a stream but the op's
+ * input, so that no other stream of the process stands still, as it would with CUDA_DEVICE_MAX_CONNECTIONS = 1 or 2, and
+ * communicators may be used in another order on each rank. The buffers belong to the library until then, and the stream of the
+ * call must exist. At most HCLIENT_MAX_OPS such ops of a communicator, and as many of those that are copied through the staging
+ * window as that holds, can be open at a time; a call that needs more is refused (HCLIENT_RESOURCE), and one larger than the window
+ * with HCLIENT_UNSUPPORTED. Without meaning for host buffers.
+ */
+#define HCLIENT_DEFER_WAIT 1u
+
+/* A collective with all that can be said about it; 0 in a field: as in the call of its name. What it does not use is not
+   looked at. */
+typedef struct {
+    size_t size; /* of this struct; the initializer sets it */
+    hclient_coll_t coll;
+    const void *send;
+    void *recv;
+    size_t count; /* of reduce_scatter: recv_count; of all_gather: send_count */
+    hclient_data_type_t dtype;
+    hclient_red_op_t redop;
+    int root;
+    void *stream;
+    int overlap;    /* HCLIENT_OVERLAP_* for this op; AUTO (0): as the communicator. Ranks may differ */
+    uint32_t flags; /* HCLIENT_DEFER_WAIT */
+} hclient_coll_args_t;
+#define HCLIENT_COLL_ARGS_INITIALIZER                                                                    \
+    {                                                                                                    \
+        sizeof(hclient_coll_args_t), HCLIENT_ALL_REDUCE, NULL, NULL, 0, HCLIENT_FLOAT32, HCLIENT_SUM, 0, \
+            NULL, 0, 0                                                                                   \
+    }
+
+/* Posts the collective args->coll as the call of its name does. op: NULL, or receives the handle; with HCLIENT_DEFER_WAIT not
+   NULL. args is not kept. */
+HCLIENT_API hclient_result_t hclient_collective(hclient_comm_t comm, const hclient_coll_args_t *args,
+                                                hclient_op_t *op);
+
 /*
  * Between start and end (which nest, per thread) the daemon is not told about each op but once, at the
  * outermost end. Ops keep their order and numbers. Errors are returned by each call as always.
@@ -372,6 +430,14 @@ HCLIENT_API hclient_result_t hclient_group_end(void);
 HCLIENT_API hclient_result_t hclient_wait(hclient_op_t op);
 /* The same without waiting: HCLIENT_IN_PROGRESS while it is not complete. */
 HCLIENT_API hclient_result_t hclient_test(hclient_op_t op);
+/*
+ * Work put into the CUDA stream after this call sees the output of op, which is one of GPU buffers; any stream whose GPU can
+ * reach its memory. Only enqueues: its result tells nothing about the op's. Of an op that was posted with HCLIENT_DEFER_WAIT
+ * the first of these calls takes the output; more of them, and those for other ops, order one more stream behind it. Without one
+ * hclient_wait(), hclient_test() and hclient_comm_wait() take it, in the stream of the op, when the daemon is done. A capturing
+ * stream is refused (HCLIENT_UNSUPPORTED), and so is an op of host buffers (HCLIENT_INVALID_ARGUMENT).
+ */
+HCLIENT_API hclient_result_t hclient_stream_wait(hclient_op_t op, void *stream);
 /*
  * Blocks until every op posted before on comm is complete. Returns the first failure among the ops since the
  * last hclient_comm_wait().

@@ -12,6 +12,8 @@
 
 #define TEXT_MAX (16u << 20) /* of one reply in parts */
 #define PARTING_NS (500 * HCL_MS)
+#define SLOW_JOIN_NS (10 * HCL_SEC)
+#define ABI_MINOR_JOINING 3u
 
 void hcl_reply_deinit(struct hcl_reply *reply)
 {
@@ -138,6 +140,16 @@ static int send_parts(struct hcl_context *ctx, const struct hrp_msg *msg, struct
     return rc;
 }
 
+/* Who sets a short limit is told sooner. */
+static void watch_join(struct hcl_context *ctx, struct hcl_request *req, const struct hrp_msg *msg)
+{
+    uint64_t half = msg->body.join.config.setup_timeout_ms * HCL_MS / 2;
+    pthread_mutex_lock(&ctx->lock);
+    req->join = &msg->body.join;
+    req->say_at = hcl_now() + (half > 0 && half < SLOW_JOIN_NS ? half : SLOW_JOIN_NS);
+    pthread_mutex_unlock(&ctx->lock);
+}
+
 static hclient_result_t request(struct hcl_context *ctx, const struct hrp_msg *msg, const int *fds, int nfds,
                                 struct hcl_part *part, unsigned nparts, uint16_t expect, uint64_t timeout_ns,
                                 struct hcl_reply *reply)
@@ -148,6 +160,8 @@ static hclient_result_t request(struct hcl_context *ctx, const struct hrp_msg *m
     uint64_t deadline = hcl_now() + timeout_ns;
     struct hrp_msg m = *msg;
     m.cookie = req->cookie;
+    if (msg->type == HRP_MSG_JOIN)
+        watch_join(ctx, req, &m);
     int rc = msg->type == HRP_MSG_IMPORT_GPU ? send_parts(ctx, &m, part, nparts, deadline)
                                              : send_message(ctx, &m, fds, nfds, deadline);
     pthread_mutex_lock(&ctx->lock);
@@ -169,6 +183,7 @@ static hclient_result_t request(struct hcl_context *ctx, const struct hrp_msg *m
         ours = rc != 0; /* sent: the answer may still come */
         req->abandoned = !ours;
     }
+    req->join = NULL;
     if (ours)
         unlink_request(ctx, req);
     pthread_mutex_unlock(&ctx->lock);
@@ -232,6 +247,27 @@ static void append_text(struct hcl_request *req, const struct hrp_msg *msg)
     text[req->text_len] = 0;
 }
 
+void hcl_ask_about_joins(struct hcl_context *ctx)
+{
+    uint32_t abi = atomic_load_explicit(&ctx->seg->abi, memory_order_acquire);
+    uint64_t now = hcl_now();
+    struct hrp_msg msg;
+    do {
+        msg = (struct hrp_msg){.type = 0};
+        pthread_mutex_lock(&ctx->lock);
+        for (struct hcl_request *req = ctx->requests; req != NULL && msg.type == 0; req = req->next) {
+            if (req->join == NULL || req->answered || req->say_at == 0 || now < req->say_at)
+                continue;
+            req->say_at = 0;
+            msg.type = HRP_MSG_JOINING;
+            msg.body.join = *req->join;
+        }
+        pthread_mutex_unlock(&ctx->lock);
+        if (msg.type != 0 && (abi & 0xffff) >= ABI_MINOR_JOINING)
+            hcl_send_only(ctx, &msg, HRP_MSG_TEXT);
+    } while (msg.type != 0);
+}
+
 /* A late answer that nobody waits for must not leave anything behind in the daemon. */
 static void undo(struct hcl_context *ctx, const struct hcl_request *req)
 {
@@ -286,6 +322,8 @@ void hcl_dispatch(struct hcl_context *ctx, const void *buf, size_t len, int *fds
     for (int i = 0; i < nfds; i++)
         close(fds[i]);
     if (late != NULL) {
+        if (late->type == HRP_MSG_JOINING && late->reply.type == HRP_MSG_TEXT)
+            hcl_log(HCLIENT_LOG_WARN, "%s", late->text != NULL ? late->text : "");
         undo(ctx, late);
         free_request(late);
     }

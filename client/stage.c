@@ -310,28 +310,51 @@ void hcl_stage_end(struct hcl_comm *comm)
 
 /* --------------------------------------------------------------------------------------------- the way */
 
-/* The first op of the other kind, from slot *i on, whose bytes are in the way; 0: none. */
-static uint64_t in_the_way(struct hcl_comm *comm, uint64_t bytes, bool gpu, unsigned *i)
+/* The first op of the other kind, or one that is deferred, from slot *i on, whose bytes are in the way; 0: none. */
+static uint64_t in_the_way(struct hcl_comm *comm, uint64_t bytes, bool gpu, unsigned *i, bool *deferred)
 {
     const struct hcl_stage *stage = &comm->stage;
     uint64_t number = 0;
     pthread_mutex_lock(&comm->lock);
     for (; *i < HRP_OP_SLOTS && number == 0; ++*i) {
         const struct hcl_op *op = &comm->ops[*i];
-        bool other = op->number != 0 && !op->complete && (gpu ? op->staged : op->gpu && op->bytes > 0);
+        bool later = op->deferred && op->bytes > 0;
+        bool other =
+            op->number != 0 && !op->complete && (later || (gpu ? op->staged : op->gpu && op->bytes > 0));
         /* A page or two more than it takes: places are aligned. */
         if (other && stage->next + bytes + 2 * (uint64_t)HRP_PAGE > op->base + stage->bytes)
             number = op->number;
+        *deferred = later;
     }
     pthread_mutex_unlock(&comm->lock);
     return number;
 }
 
-void hcl_stage_make_room(struct hcl_comm *comm, uint64_t bytes, bool gpu)
+hclient_result_t hcl_stage_make_room(struct hcl_comm *comm, const struct hcl_call *c, uint64_t bytes,
+                                     bool gpu)
 {
+    const uint64_t window = comm->stage.bytes;
     unsigned i = 0;
-    for (uint64_t number; (number = in_the_way(comm, bytes, gpu, &i)) != 0;)
+    bool deferred;
+    if (bytes == 0)
+        return HCLIENT_OK;
+    if (c->defer && gpu && bytes > window)
+        return hcl_fail(HCLIENT_UNSUPPORTED,
+                        "%s: %" PRIu64 " bytes go through the staging window, which has %" PRIu64
+                        " and must hold all of an op whose wait is deferred; do not defer it, or raise "
+                        "staging_window in hreduced.conf",
+                        c->name, bytes, window);
+    for (uint64_t number; (number = in_the_way(comm, bytes, gpu, &i, &deferred)) != 0;) {
+        if (deferred)
+            return hcl_fail(HCLIENT_RESOURCE,
+                            "%s: the staging window (%" PRIu64
+                            " bytes) is full of ops whose waits are deferred; "
+                            "call hclient_stream_wait() for op %" PRIu64
+                            " first, or raise staging_window in hreduced.conf",
+                            c->name, window, number);
         hcl_wait_complete(comm, number);
+    }
+    return HCLIENT_OK;
 }
 
 static bool takes_staged(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
@@ -347,7 +370,7 @@ static bool takes_staged(struct hcl_comm *comm, const struct hcl_call *c, struct
                      c->name, bytes, HRP_STAGE_CHUNK * (HRP_CHUNK_ALL - 1));
     *result = r == HCLIENT_OK ? hcl_stage_window(comm) : r;
     if (*result == HCLIENT_OK)
-        hcl_stage_make_room(comm, bytes, false);
+        *result = hcl_stage_make_room(comm, c, bytes, false);
     return true;
 }
 

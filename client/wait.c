@@ -83,6 +83,7 @@ struct look {
     bool fed;
     bool gpu;
     bool over; /* the daemon is done; of a stream it is awaited that it passes */
+    bool left; /* ... but none has taken the output: deferred, and the caller waits by itself */
     bool soon; /* small enough that it may complete within SPIN_NS */
 };
 
@@ -114,6 +115,7 @@ static struct look look_at(struct hcl_comm *comm, uint64_t number)
         look.soon = hrp_sig_bytes(&op->sig, comm->nranks) <= SPIN_BYTES;
         look.complete = false;
         look.gpu = op->gpu;
+        look.left = op->deferred;
         look.over = !op->staged && hcl_op_over(comm, number, &chunks, &outcome);
         over = look.over && (!op->gpu || hcl_gpu_passed(comm, number));
     }
@@ -184,7 +186,9 @@ static bool wait_round(struct hcl_comm *comm, uint64_t number, bool *spun)
     check_end(comm);
     if (turn >= HCL_STAGE_MOVED || atomic_load_explicit(&comm->verdict, memory_order_acquire) != 0)
         return false;
-    if (look.gpu && look.over) {
+    if (look.left && look.over) {
+        hcl_gpu_take(comm, number);
+    } else if (look.gpu && look.over) {
         struct timespec ts = hcl_timespec(PASS_NS);
         nanosleep(&ts, NULL);
     } else if (look.staged && turn == HCL_STAGE_BUSY) {
@@ -240,7 +244,7 @@ static hclient_result_t result_of(struct hcl_comm *comm, uint64_t number)
     return r;
 }
 
-static hclient_result_t enter_op(hclient_op_t op, const char *call, struct hcl_comm **comm)
+hclient_result_t hcl_op_enter(hclient_op_t op, const char *call, struct hcl_comm **comm)
 {
     hclient_result_t r = hcl_comm_enter(op.comm, call, comm);
     if (r != HCLIENT_OK)
@@ -259,7 +263,7 @@ hclient_result_t hclient_wait(hclient_op_t op)
     if (op.number == 0)
         return HCLIENT_OK;
     struct hcl_comm *comm;
-    hclient_result_t r = enter_op(op, "hclient_wait", &comm);
+    hclient_result_t r = hcl_op_enter(op, "hclient_wait", &comm);
     if (r != HCLIENT_OK)
         return r;
     hcl_wait_complete(comm, op.number);
@@ -274,12 +278,15 @@ hclient_result_t hclient_test(hclient_op_t op)
     if (op.number == 0)
         return HCLIENT_OK;
     struct hcl_comm *comm;
-    hclient_result_t r = enter_op(op, "hclient_test", &comm);
+    hclient_result_t r = hcl_op_enter(op, "hclient_test", &comm);
     if (r != HCLIENT_OK)
         return r;
     if (atomic_load(&comm->stage.live) > 0)
         hcl_stage_progress(comm);
-    if (!look_at(comm, op.number).complete)
+    struct look look = look_at(comm, op.number);
+    if (!look.complete && look.over && look.left)
+        hcl_gpu_take(comm, op.number);
+    if (!look.complete)
         check_end(comm);
     r = look_at(comm, op.number).complete ? result_of(comm, op.number) : HCLIENT_IN_PROGRESS;
     hcl_handle_put(op.comm);

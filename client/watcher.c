@@ -98,6 +98,7 @@ static uint64_t feed(struct hcl_context *ctx, const struct ref *v, size_t n)
 bool hcl_comm_poison(struct hcl_comm *comm)
 {
     struct hcl_context *ctx = comm->ctx;
+    hcl_gpu_trap_lost(comm);
     /* A daemon that lives and has ended the session lets go within HCL_LET_GO_NS, or aborts itself. */
     uint64_t now = hcl_now(), since = 0;
     if (!atomic_load(&ctx->dead) &&
@@ -154,10 +155,12 @@ static void tick(struct hcl_context *ctx, const struct ref *v, size_t n)
             continue;
         pending = hcl_comm_pending(c) || pending;
         hcl_comm_report(c);
+        hcl_gpu_trap(c);
         hcl_gpu_harvest(c);
         hcl_handle_put(v[i].handle);
     }
     hcl_gpu_expire(ctx);
+    hcl_ask_about_joins(ctx);
     check_heartbeat(ctx, pending);
 }
 

@@ -23,7 +23,7 @@
     UINT64_C(0x7365636475657268) /* "hreduces", little endian on every machine we run on \
                                   */
 #define HRP_ABI_MAJOR 1u
-#define HRP_ABI_MINOR 2u /* 1: GPU buffers; 2: DOCTOR */
+#define HRP_ABI_MINOR 3u /* 1: GPU buffers; 2: DOCTOR; 3: JOINED has what is required, JOINING */
 #define HRP_ABI ((HRP_ABI_MAJOR << 16) | HRP_ABI_MINOR)
 
 #define HRP_LINE 128u    /* producer's and consumer's words never share this many bytes */

@@ -59,7 +59,10 @@ enum hrp_msg_type {
         21, /* a part of the IMPORT_GPU with this cookie; not answered. fds: the part's handle */
     HRP_MSG_DOCTOR =
         22, /* hreducectl: look at this machine or at another node; reply TEXT (JSON). text: DIAL */
-    HRP_NMSGS = 23,
+    HRP_MSG_JOINING =
+        23, /* what a JOIN that is not answered waits for, its body again; reply TEXT: a sentence. Since ABI
+                             minor 3 */
+    HRP_NMSGS = 24,
 };
 
 struct hrp_msg_hdr {
@@ -200,6 +203,9 @@ struct hrp_msg_joined {
     uint32_t nlocal;
     uint32_t op_timeout_ms;
     uint8_t comm_id[16];
+    /* Since ABI minor 3: */
+    uint32_t require; /* bits: HRP_REQUIRE_*, of the job, of the root's configuration and of this node's */
+    uint32_t reserved;
 };
 
 struct hrp_msg_slot {

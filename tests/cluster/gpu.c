@@ -41,6 +41,22 @@ static int shapes(struct ht_env *e)
     return 0;
 }
 
+/* Around the size up to which ops are staged, which counts bytes: on one side they go another way than on the other. */
+static int threshold(struct ht_env *e)
+{
+    for (unsigned dtype = 0; dtype < HRP_NDTYPES; dtype++)
+        for (unsigned i = 0; i < 3; i++) {
+            struct ht_coll c = {.coll = HRP_ALL_REDUCE,
+                                .dtype = dtype,
+                                .redop = HRP_SUM,
+                                .count = (64 << 10) / hrp_dtype_size(dtype) + i - 1,
+                                .gpu = true};
+            if (ht_collective(e, &c) != 0)
+                return 1;
+        }
+    return 0;
+}
+
 /* Larger than the window, which each must cross several times. */
 static int large(struct ht_env *e)
 {
@@ -453,8 +469,8 @@ static int run(struct hpf_rank *me)
     if (drv == NULL || ht_join(&e, me, 0, NULL) != 0)
         return 1;
     static int (*const parts[])(struct ht_env *) = {
-        shapes, large,        streams_at_once, younger_first, page_of_a_small_op,
-        mixed,  back_to_back, refusals,        managed};
+        shapes, threshold,    large,    streams_at_once, younger_first, page_of_a_small_op,
+        mixed,  back_to_back, refusals, managed};
     for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
         if (parts[i](&e) != 0)
             return 1;

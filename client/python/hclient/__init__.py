@@ -8,8 +8,12 @@
     op.wait()
 
 On CUDA tensors a call only enqueues, in the order of torch's current stream: what comes after it in that stream sees the
-result, and wait=True does not block the processor (Op.wait() does). A failed op shows in Op.done(), Comm.wait() or
-Comm.error().
+result, and wait=True does not block the processor (Op.wait() does). When such an op fails, the process ends with the
+sentence, before anything that comes after it in the stream runs: no optimizer makes a step with what it left. With
+on_error="release" the stream goes on instead, and the failure shows in Op.done(), Comm.wait() or Comm.error().
+
+    op = comm.all_reduce(tensor, defer=True)    # no stream waits for it yet ...
+    op.stream_wait()                            # ... the current one does from here on
 
 The module needs nothing but ctypes and libhclient.so.0, which it looks for in HREDUCE_LIBRARY (a path), in
 build/ of the checkout it lies in (HREDUCE_BUILD names another build directory), and where the system keeps its
@@ -58,6 +62,9 @@ DTYPES = {
     "uint64": 9,
 }
 SIZES = {0: 4, 1: 8, 2: 2, 3: 2, 4: 1, 5: 1, 6: 4, 7: 4, 8: 8, 9: 8}
+COLLECTIVES = {"all_reduce": 0, "broadcast": 1, "reduce_scatter": 2, "all_gather": 3, "barrier": 4}
+OVERLAPS = {None: 0, "auto": 0, "compute": 1, "idle": 2}
+DEFER_WAIT = 1
 OPS = {"sum": 0, "prod": 1, "min": 2, "max": 3, "avg": 4}
 # struct format characters of a buffer, by kind; the size decides which
 FLOATS = {2: "float16", 4: "float32", 8: "float64"}
@@ -97,6 +104,23 @@ class _Config(ctypes.Structure):
         ("service_level", ctypes.c_int),
         ("traffic_class", ctypes.c_int),
         ("overlap", ctypes.c_int),
+        ("on_error", ctypes.c_int),
+    ]
+
+
+class _Args(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("coll", ctypes.c_int),
+        ("send", ctypes.c_void_p),
+        ("recv", ctypes.c_void_p),
+        ("count", ctypes.c_size_t),
+        ("dtype", ctypes.c_int),
+        ("redop", ctypes.c_int),
+        ("root", ctypes.c_int),
+        ("stream", ctypes.c_void_p),
+        ("overlap", ctypes.c_int),
+        ("flags", ctypes.c_uint32),
     ]
 
 
@@ -128,11 +152,8 @@ _SIGNATURES = {
     "hclient_comm_wait": [_P],
     "hclient_mem_alloc": [ctypes.POINTER(_P), _SIZE],
     "hclient_mem_free": [_P],
-    "hclient_all_reduce": [_P, _P, _P, _SIZE, _INT, _INT, _P, ctypes.POINTER(_Op)],
-    "hclient_broadcast": [_P, _P, _P, _SIZE, _INT, _INT, _P, ctypes.POINTER(_Op)],
-    "hclient_reduce_scatter": [_P, _P, _P, _SIZE, _INT, _INT, _P, ctypes.POINTER(_Op)],
-    "hclient_all_gather": [_P, _P, _P, _SIZE, _INT, _P, ctypes.POINTER(_Op)],
-    "hclient_barrier": [_P, _P, ctypes.POINTER(_Op)],
+    "hclient_collective": [_P, ctypes.POINTER(_Args), ctypes.POINTER(_Op)],
+    "hclient_stream_wait": [_Op, _P],
     "hclient_wait": [_Op],
     "hclient_test": [_Op],
     "hclient_group_start": [],
@@ -189,6 +210,10 @@ def _call(name, *args):
     return code
 
 
+def _how(wait=True, overlap=None, defer=False):
+    return wait, overlap, defer
+
+
 def get_unique_id():
     """128 bytes that name a new communicator; carry them to the other ranks."""
     uid = _UniqueId()
@@ -208,6 +233,7 @@ def _config(
     service_level=None,
     traffic_class=None,
     overlap="auto",
+    on_error="trap",
 ):
     def tristate(value):
         return 0 if value is None else 2 if value else 1
@@ -227,7 +253,8 @@ def _config(
         require,
         0 if service_level is None else service_level + 1,
         0 if traffic_class is None else traffic_class + 1,
-        ("auto", "compute", "idle").index(overlap),
+        OVERLAPS[overlap],
+        ("release", "trap").index(on_error) + 1,
     )
 
 
@@ -235,6 +262,7 @@ class _View:
     """Address, length and element type of something that holds numbers, and what keeps it alive."""
 
     stream = None  # of a tensor on a GPU: the current one
+    device = None
 
     def __init__(self, thing, writable):
         if hasattr(thing, "data_ptr") and hasattr(thing, "is_contiguous"):
@@ -254,6 +282,7 @@ class _View:
         self.owner = tensor
         if getattr(tensor, "is_cuda", False):
             # The caching allocator must not give the memory to another stream before this one has passed the op.
+            self.device = tensor.device
             self.stream = sys.modules["torch"].cuda.current_stream(tensor.device)
             tensor.record_stream(self.stream)
 
@@ -300,9 +329,27 @@ def _address_of(view):
 class Op:
     """One collective that was posted. It keeps its buffers alive until it is complete."""
 
-    def __init__(self, handle, keep):
+    def __init__(self, handle, keep, deferred=None):
         self._handle = handle
         self._keep = keep
+        self._deferred = deferred  # of the communicator: keeps ops that no stream waits for
+
+    def _taken(self):
+        if self._deferred is not None:
+            self._deferred.pop(self._handle.number, None)
+
+    def stream_wait(self, stream=None):
+        """What is put into the stream (default: torch's current one) after this call sees the result. Does not block the
+        processor. For ops on CUDA tensors."""
+        views = [view for view in self._keep or () if view.device is not None]
+        if stream is None:
+            if not views:
+                raise ValueError("the op has no CUDA tensors that are still held; name the stream")
+            stream = sys.modules["torch"].cuda.current_stream(views[0].device)
+        for view in set(views):
+            view.owner.record_stream(stream)
+        _call("hclient_stream_wait", self._handle, stream.cuda_stream)
+        self._taken()
 
     def wait(self):
         """Blocks until the result is in place; raises Error when the op failed."""
@@ -310,12 +357,14 @@ class Op:
             _call("hclient_wait", self._handle)
         finally:
             self._keep = None
+            self._taken()
 
     def done(self):
         """Whether it is complete; raises Error when it failed."""
         if _call("hclient_test", self._handle) == IN_PROGRESS:
             return False
         self._keep = None
+        self._taken()
         return True
 
 
@@ -342,6 +391,7 @@ class Comm:
 
     def __init__(self, handle):
         self._handle = handle
+        self._deferred = {}
         info = _Info(ctypes.sizeof(_Info))
         _call("hclient_comm_get_info", handle, ctypes.byref(info))
         self.rank, self.nranks = info.rank, info.nranks
@@ -355,7 +405,7 @@ class Comm:
         """Joins the ranks of this job that use the same name; rank and size come from the launcher (torchrun,
         mpirun, srun). config: socket, setup_timeout and op_timeout in seconds (float("inf"): none), algo,
         reproducible, wire_f32, transport, require, service_level, traffic_class, overlap ("auto", "compute",
-        "idle"), as in hclient_comm_config_t."""
+        "idle"), on_error ("trap", which is the default here, or "release"), as in hclient_comm_config_t."""
         handle = _P()
         settings = _config(**config)
         _call("hclient_comm_init_name", ctypes.byref(handle), os.fsencode(name), ctypes.byref(settings))
@@ -372,12 +422,30 @@ class Comm:
         _call("hclient_comm_init_rank_config", ctypes.byref(handle), nranks, unique, rank, ctypes.byref(settings))
         return cls(handle)
 
-    def _post(self, wait, name, keep, *args):
-        op = _Op()
-        stream = keep[-1].stream if keep else None
-        _call(name, self._handle, *args, stream.cuda_stream if stream else None, ctypes.byref(op))
-        posted = Op(op, keep)
-        if not wait:
+    def _post(self, coll, views, how, count=0, redop=0, root=0):
+        """views: of input and output. how: the keyword arguments of every collective."""
+        wait, overlap, defer = _how(**how)
+        out = views[-1] if views else None
+        stream = out.stream if out else None
+        args = _Args(
+            ctypes.sizeof(_Args),
+            COLLECTIVES[coll],
+            views[0].address if views else None,
+            out.address if out else None,
+            count,
+            out.dtype if out else 0,
+            redop,
+            root,
+            stream.cuda_stream if stream else None,
+            OVERLAPS[overlap],
+            DEFER_WAIT if defer else 0,
+        )
+        handle = _Op()
+        _call("hclient_collective", self._handle, ctypes.byref(args), ctypes.byref(handle))
+        posted = Op(handle, views, self._deferred if defer else None)
+        if defer and stream:
+            self._deferred[handle.number] = posted
+        if defer or not wait:
             return posted
         if stream:
             return None  # whoever looks at the result does so in the stream
@@ -393,45 +461,44 @@ class Comm:
             raise TypeError("input and output have different element types")
         return source, out
 
-    def all_reduce(self, send, recv=None, op="sum", wait=True):
-        """recv (default: send itself) becomes the sum, prod, min, max or avg over all ranks. wait False: gives
-        back an Op."""
+    def all_reduce(self, send, recv=None, op="sum", **how):
+        """recv (default: send itself) becomes the sum, prod, min, max or avg over all ranks. All collectives take also:
+        wait (default True; False: gives back an Op), overlap ("auto", "compute", "idle": for this op), and defer
+        (True: gives back an Op, and no stream waits for it before Op.stream_wait())."""
         source, out = self._pair(send, recv)
         if source.count != out.count:
             raise ValueError(f"input has {source.count} elements, output {out.count}")
-        args = source.address, out.address, out.count, out.dtype, OPS[op]
-        return self._post(wait, "hclient_all_reduce", (source, out), *args)
+        return self._post("all_reduce", (source, out), how, out.count, OPS[op])
 
-    def broadcast(self, buffer, root=0, wait=True):
+    def broadcast(self, buffer, root=0, **how):
         """buffer becomes root's, in place."""
         view = _View(buffer, True)
-        return self._post(
-            wait, "hclient_broadcast", (view,), view.address, view.address, view.count, view.dtype, root
-        )
+        return self._post("broadcast", (view,), how, view.count, root=root)
 
-    def reduce_scatter(self, send, recv, op="sum", wait=True):
+    def reduce_scatter(self, send, recv, op="sum", **how):
         """recv becomes this rank's part of the reduction of send, which has nranks times as many elements."""
         source, out = self._pair(send, recv)
         if source.count != out.count * self.nranks:
             raise ValueError(f"input has {source.count} elements, {self.nranks} ranks times {out.count} are needed")
-        args = source.address, out.address, out.count, out.dtype, OPS[op]
-        return self._post(wait, "hclient_reduce_scatter", (source, out), *args)
+        return self._post("reduce_scatter", (source, out), how, out.count, OPS[op])
 
-    def all_gather(self, send, recv, wait=True):
+    def all_gather(self, send, recv, **how):
         """recv becomes all ranks' send, one after the other; it has nranks times as many elements."""
         source, out = self._pair(send, recv)
         if out.count != source.count * self.nranks:
             raise ValueError(f"output has {out.count} elements, {self.nranks} ranks times {source.count} are needed")
-        args = source.address, out.address, source.count, source.dtype
-        return self._post(wait, "hclient_all_gather", (source, out), *args)
+        return self._post("all_gather", (source, out), how, source.count)
 
     def barrier(self, wait=True):
         """Returns when every rank has called it."""
-        return self._post(wait, "hclient_barrier", None)
+        return self._post("barrier", (), {"wait": wait})
 
     def wait(self):
         """Waits for everything that was posted."""
-        _call("hclient_comm_wait", self._handle)
+        try:
+            _call("hclient_comm_wait", self._handle)
+        finally:
+            self._deferred.clear()
 
     def path(self):
         """The path report: a JSON text."""
@@ -459,6 +526,7 @@ class Comm:
         handle, self._handle = self._handle, None
         if handle is not None:
             _call("hclient_comm_destroy", handle)
+        self._deferred.clear()
 
     def __enter__(self):
         return self
