@@ -212,6 +212,7 @@ struct hrd_snapshot_comm {
     uint64_t engine_ops[HRD_NENGINES];
     char engine[16];      /* of the last op whose buffers were in GPU memory; empty: there was none */
     char engine_why[400]; /* why it was that one, and what kept the others from it */
+    char engine_out[300]; /* the sm engine was wanted: what was in its way; empty: nothing */
     char last_plan[256];  /* the plan of the last op in words */
     /* GPUDirect RDMA, of the last large op whose buffers were in GPU memory: where its blocks lie between reading and
        writing them (empty: there was none), and why they are not, all of them, where the adapter reaches the GPU. */

@@ -235,6 +235,15 @@ void hrd_member_session_gone(struct hrd_daemon *d, struct hrd_session *s, const 
     leave(d);
 }
 
+void hrd_member_waits_text(struct hrd_daemon *d, const struct hrd_session *s, const struct hrp_msg_join *join,
+                           char *buf, size_t len)
+{
+    if (d->members)
+        hrd_join_waits_text(d, s, join, buf, len);
+    else
+        snprintf(buf, len, "the daemon of node %s is stopping", d->node_name);
+}
+
 void hrd_member_join(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
                      const struct hrp_msg_join *join)
 {

@@ -184,6 +184,9 @@ void hrd_join_session_gone(struct hrd_daemon *d, uint64_t sid, const char *why);
 void hrd_join_tick(struct hrd_daemon *d);
 /* The pending join of that number at that root, or NULL. */
 struct join *hrd_join_find(struct hrd_daemon *d, uint64_t id, uint32_t root_no);
+/* What the session's rank waits for, as far as this node knows. */
+void hrd_join_waits_text(struct hrd_daemon *d, const struct hrd_session *s, const struct hrp_msg_join *msg,
+                         char *buf, size_t len);
 /* Off the list and freed; the caller has taken what it needs. */
 void hrd_join_drop(struct hrd_daemon *d, struct join *j);
 /* ERROR to the rank, its slot is free again, dropped. */
@@ -252,6 +255,8 @@ const char *hrd_ranks_text(const uint32_t *rank, uint32_t n, char *buf, size_t l
 /* "communicator 'train' (8 ranks)" */
 const char *hrd_key_text(const struct hrp_key *key, char *buf, size_t len);
 const char *hrd_ms_text(uint64_t ms, char *buf, size_t len); /* "60 s", "1500 ms" */
+/* "communicator 'train' (8 ranks): waiting for ranks 3, 5 for 10 s" */
+void hrd_rset_waits_text(struct hrd_daemon *d, struct rset *s, char *buf, size_t len);
 /* The sentence of a set-up that ran out of time: all missing ranks and all that is known. */
 void hrd_rset_missing_text(struct hrd_daemon *d, const struct rset *s, char *buf, size_t len);
 

@@ -153,6 +153,32 @@ struct join *hrd_join_find(struct hrd_daemon *d, uint64_t id, uint32_t root_no)
     return j;
 }
 
+void hrd_join_waits_text(struct hrd_daemon *d, const struct hrd_session *s, const struct hrp_msg_join *msg,
+                         char *buf, size_t len)
+{
+    struct hrp_key key = msg->key;
+    key.uid = s->uid;
+    const struct join *j = d->members->joins;
+    while (j && !(j->sid == s->sid && j->rank == msg->rank && memcmp(&j->key, &key, sizeof(key)) == 0))
+        j = j->next;
+    struct rset *set = j && !j->way && j->root_no == HRD_SELF ? hrd_rset_by_key(d->members, &key) : NULL;
+    char name[128];
+    hrd_key_text(&key, name, sizeof(name));
+    if (set)
+        hrd_rset_waits_text(d, set, buf, len);
+    else if (!j)
+        snprintf(buf, len, "%s: all ranks are here, waiting for its nodes to connect with each other", name);
+    else if (j->way)
+        snprintf(buf, len, "%s: rank %u waits for its root daemon: %s", name, j->rank,
+                 j->way->error[0] ? j->way->error : "no answer yet");
+    else
+        snprintf(buf, len,
+                 "%s: rank %u waits for other ranks; the daemon of node %s knows which ('hreducectl status' "
+                 "there, "
+                 "or its log)",
+                 name, j->rank, hrd_member_node_name(d, j->root_no));
+}
+
 void hrd_join_refused(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg)
 {
     char text[HRP_PEER_TEXT + 1];

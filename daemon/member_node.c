@@ -438,6 +438,7 @@ static void send_joined(struct hrd_daemon *d, const struct lcomm *c, const struc
     b->node = c->roster.node;
     b->nlocal = c->roster.nlocal;
     b->op_timeout_ms = c->roster.config.op_timeout_ms;
+    b->require = c->roster.config.require | d->cfg.require;
     memcpy(b->comm_id, c->id, sizeof(b->comm_id));
     hrd_session_send(s, &msg, NULL, 0);
 }

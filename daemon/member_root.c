@@ -401,18 +401,12 @@ static void set_late(struct hrd_daemon *d, struct rset *s)
 static void set_progress(struct hrd_daemon *d, struct rset *s)
 {
     uint64_t now = hrd_member_now(d);
-    char key[128], ranks[200];
+    char text[512];
     if (s->state != RSET_COLLECT || now - s->said_at < PROGRESS_MS)
         return;
     s->said_at = now;
-    uint32_t *missing = hrd_member_alloc(s->key.nranks, sizeof(*missing)), n = 0;
-    for (uint32_t r = 0; r < s->key.nranks; r++)
-        if (!hrd_rset_rank(s, r))
-            missing[n++] = r;
-    hrd_notice("%s: waiting for rank%s %s for %llu s", hrd_key_text(&s->key, key, sizeof(key)),
-               n == 1 ? "" : "s", hrd_ranks_text(missing, n, ranks, sizeof(ranks)),
-               (unsigned long long)(now - s->start) / 1000);
-    free(missing);
+    hrd_rset_waits_text(d, s, text, sizeof(text));
+    hrd_notice("%s", text);
 }
 
 void hrd_root_tick(struct hrd_daemon *d)

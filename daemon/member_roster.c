@@ -42,20 +42,19 @@ uint32_t hrd_config_possible(const struct hrp_comm_config *c, const struct hrd_c
                                                            : "transport = verbs stands in its hreduced.conf");
         return HRP_UNSUPPORTED;
     }
-    /* Whether an adapter reaches a GPU is known only with an operation's memory: see agent/pool.c. */
-    const char *off = !(require & HRP_REQUIRE_GDR) || !own ? NULL
-                      : !own->gpu                          ? "gpu = off stands in its hreduced.conf"
-                      : own->gdr == HRD_GDR_OFF            ? "gdr = off stands in its hreduced.conf"
-                      : c->transport == HRD_WANT_TCP       ? "so was transport = tcp"
-                                                           : NULL;
+    /* What reaches what is known only with an operation's memory: see agent/pool.c, and p2p_refusal() in agent/choose.c. */
+    const char *what = require & HRP_REQUIRE_GDR ? "gdr" : "p2p";
+    const char *off = !(require & (HRP_REQUIRE_GDR | HRP_REQUIRE_P2P)) || !own ? NULL
+                      : !own->gpu                    ? "gpu = off stands in its hreduced.conf; set gpu = on"
+                      : !(require & HRP_REQUIRE_GDR) ? NULL
+                      : own->gdr == HRD_GDR_OFF      ? "gdr = off stands in its hreduced.conf"
+                      : c->transport == HRD_WANT_TCP ? "so was transport = tcp"
+                                                     : NULL;
     if (off) {
-        snprintf(why, len, "require = gdr was asked for, but %s", off);
+        snprintf(why, len, "require = %s was asked for, but %s", what, off);
         return HRP_UNSUPPORTED;
     }
-    if (!(require & HRP_REQUIRE_P2P))
-        return HRP_OK;
-    snprintf(why, len, "require = p2p was asked for, but this version moves data through host memory only");
-    return HRP_UNSUPPORTED;
+    return HRP_OK;
 }
 
 static const char *const algos[HRP_NALGOS] = {"auto", "direct", "gather", "pairwise", "ring", "tree"};

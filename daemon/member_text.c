@@ -104,3 +104,22 @@ void hrd_rset_missing_text(struct hrd_daemon *d, const struct rset *s, char *buf
         hrd_text_add(buf, len, "; %s", s->note);
     free(list);
 }
+
+void hrd_rset_waits_text(struct hrd_daemon *d, struct rset *s, char *buf, size_t len)
+{
+    char key[128], ranks[200];
+    unsigned long long seconds = (hrd_member_now(d) - s->start) / 1000;
+    uint32_t *missing = hrd_member_alloc(s->key.nranks, sizeof(*missing)), n = 0;
+    for (uint32_t r = 0; r < s->key.nranks; r++)
+        if (!hrd_rset_rank(s, r))
+            missing[n++] = r;
+    hrd_key_text(&s->key, key, sizeof(key));
+    if (n > 0)
+        snprintf(buf, len, "%s: waiting for rank%s %s for %llu s", key, n == 1 ? "" : "s",
+                 hrd_ranks_text(missing, n, ranks, sizeof(ranks)), seconds);
+    else
+        snprintf(buf, len,
+                 "%s: all ranks are here, waiting for %u nodes to connect with each other for %llu s", key,
+                 s->nnodes, seconds);
+    free(missing);
+}

@@ -95,6 +95,10 @@ static void local_stage(json_t *stages, const char *name, const struct hrd_snaps
     json_t *s = stage(stages, name, used);
     if (gpu)
         json_object_set_new(s, "why", json_string(c->engine_why));
+    if (gpu && c->engine_out[0])
+        wanted(s, "sm engine", c->engine_out,
+               "'hreducectl doctor' says how GPUs reach each other; overlap = compute where copy engines are "
+               "wanted");
 }
 
 static const struct hrd_snapshot_link *find_link(const struct hrd_snapshot *snap, json_int_t id)

@@ -60,6 +60,7 @@ static const struct {
     TYPE(IMPORT_GPU, import_gpu, 0, false),
     TYPE(GPU_PART, gpu_part, 1, false),
     TYPE(DOCTOR, doctor, 0, true),
+    TYPE(JOINING, join, 0, false),
 #undef TYPE
 };
 _Static_assert(sizeof(struct hrp_msg_hello) == V1_0_hello, "layout");
@@ -68,7 +69,8 @@ _Static_assert(sizeof(struct hrp_msg_error) == V1_0_error, "layout");
 _Static_assert(sizeof(struct hrp_msg_empty) == V1_0_empty, "layout");
 _Static_assert(sizeof(struct hrp_msg_id) == V1_0_id, "layout");
 _Static_assert(sizeof(struct hrp_msg_join) == V1_0_join, "layout");
-_Static_assert(sizeof(struct hrp_msg_joined) == V1_0_joined, "layout");
+_Static_assert(offsetof(struct hrp_msg_joined, require) == V1_0_joined, "layout");
+_Static_assert(sizeof(struct hrp_msg_joined) == V1_0_joined + 8, "layout");
 _Static_assert(sizeof(struct hrp_msg_slot) == V1_0_slot, "layout");
 _Static_assert(sizeof(struct hrp_msg_alloc) == V1_0_alloc, "layout");
 _Static_assert(sizeof(struct hrp_msg_memory) == V1_0_memory, "layout");
@@ -173,7 +175,8 @@ static bool joined_ok(const struct hrp_msg_joined *m)
 {
     return m->nranks >= 1 && m->nranks <= HRP_MAX_RANKS && m->nnodes >= 1 && m->nnodes <= HRP_MAX_NODES &&
            m->nnodes <= m->nranks && m->node < m->nnodes && m->nlocal >= 1 && m->nlocal <= m->nranks &&
-           m->slot < NCOMMS_MAX;
+           m->slot < NCOMMS_MAX && m->reserved == 0 &&
+           (m->require & ~(HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P)) == 0;
 }
 
 static bool import_gpu_ok(const struct hrp_msg_import_gpu *m)
@@ -208,6 +211,7 @@ static bool body_ok(unsigned type, const union hrp_msg_body *b)
     case HRP_MSG_ID:
         return hrp_unique_id_check(&b->id.id) == 0;
     case HRP_MSG_JOIN:
+    case HRP_MSG_JOINING:
         return key_ok(&b->join.key) && b->join.rank < b->join.key.nranks &&
                addrs_ok(b->join.root, b->join.nroots) && config_ok(&b->join.config);
     case HRP_MSG_JOINED:
@@ -255,7 +259,11 @@ static void scrub(unsigned type, union hrp_msg_body *b)
         break;
     }
     case HRP_MSG_JOIN:
+    case HRP_MSG_JOINING:
         memset(b->join.config.reserved, 0, sizeof(b->join.config.reserved));
+        break;
+    case HRP_MSG_JOINED:
+        b->joined.reserved = 0;
         break;
     case HRP_MSG_LEAVE:
     case HRP_MSG_ABORT:

@@ -55,11 +55,12 @@ static const char *refusal(struct hrd_agent *a, enum hrd_engine_kind kind, const
     return e->table->refuses(e, ask);
 }
 
-static const char *hint_words(uint8_t overlap)
+static const char *hint_words(const struct achoice *now)
 {
-    return overlap == HRP_OVERLAP_COMPUTE ? "the job computes meanwhile (overlap = compute)"
-           : overlap == HRP_OVERLAP_IDLE  ? "the job waits for the result (overlap = idle)"
-                                          : "overlap = auto";
+    return now->direct                           ? "p2p is required"
+           : now->overlap == HRP_OVERLAP_COMPUTE ? "the job computes meanwhile (overlap = compute)"
+           : now->overlap == HRP_OVERLAP_IDLE    ? "the job waits for the result (overlap = idle)"
+                                                 : "overlap = auto";
 }
 
 /* The words for the path report, only when something changed: they cost time. */
@@ -68,19 +69,46 @@ static void explain(struct aop *op, const struct achoice *now)
     struct acomm *c = op->c;
     const struct achoice *old = &c->choice;
     if (old->engine == now->engine && old->overlap == now->overlap && old->gpus == now->gpus &&
-        old->waited_us == now->waited_us && strcmp(old->other, now->other) == 0)
+        old->direct == now->direct && old->waited_us == now->waited_us && strcmp(old->other, now->other) == 0)
         return;
     c->choice = *now;
     const char *name = now->engine->table->name;
     snprintf(c->stat.engine, sizeof(c->stat.engine), "%s", name);
+    bool wanted = now->overlap != HRP_OVERLAP_COMPUTE && now->engine != c->a->engine[HRD_ENGINE_SM];
+    snprintf(c->stat.engine_out, sizeof(c->stat.engine_out), "%s", wanted ? now->other : "");
     if (now->other[0])
         snprintf(c->stat.engine_why, sizeof(c->stat.engine_why), "%s; the other engine is out: %s",
-                 hint_words(now->overlap), now->other);
-    else if (now->overlap == HRP_OVERLAP_AUTO)
+                 hint_words(now), now->other);
+    else if (now->overlap == HRP_OVERLAP_AUTO && !now->direct)
         snprintf(c->stat.engine_why, sizeof(c->stat.engine_why),
                  "overlap = auto, and recent kernels waited %" PRIu64 " us for the GPU", now->waited_us);
     else
-        snprintf(c->stat.engine_why, sizeof(c->stat.engine_why), "%s", hint_words(now->overlap));
+        snprintf(c->stat.engine_why, sizeof(c->stat.engine_why), "%s", hint_words(now));
+}
+
+/* With require = p2p: NULL, or why this op's GPU buffers cannot be reduced without a way through host memory. */
+static const char *p2p_refusal(struct aop *op, const struct hrd_engine_ask *ask, const char *no_sm)
+{
+    for (uint32_t i = 0; i < op->c->nlocal; i++) {
+        const struct apost *p = &op->post[i];
+        if (p->staged && p->stream && p->stream_bytes > 0) {
+            snprintf(
+                op->text, sizeof(op->text),
+                "p2p is required, but rank %" PRIu32
+                " copies its GPU memory through the staging window; its library is older than require = p2p, "
+                "or its memory cannot be given to the daemon (its log says why)",
+                op->c->local[i].rank);
+            return op->text;
+        }
+    }
+    if (!no_sm || !(ask->gpus & (ask->gpus - 1)))
+        return NULL; /* one GPU has nobody to be direct with */
+    snprintf(
+        op->text, sizeof(op->text),
+        "p2p is required, but the GPUs of its ranks cannot be reduced directly: %s. 'hreducectl doctor' says "
+        "what stands between GPUs; without p2p in require it goes through host memory",
+        no_sm);
+    return op->text;
 }
 
 const char *hrd_choose_engine(struct aop *op)
@@ -89,18 +117,24 @@ const char *hrd_choose_engine(struct aop *op)
     struct hrd_engine_ask ask;
     look_at_buffers(op, &ask);
     op->gpus = ask.gpus;
+    const bool p2p = op->c->config.require & HRP_REQUIRE_P2P;
+    const char *no_sm = ask.gpus ? refusal(a, HRD_ENGINE_SM, &ask) : NULL;
+    const char *no_p2p = p2p ? p2p_refusal(op, &ask, no_sm) : NULL;
+    if (no_p2p)
+        return no_p2p;
     if (!ask.gpus) {
         op->engine = a->engine[HRD_ENGINE_HOST];
         return NULL;
     }
-    struct achoice now = {.overlap = overlap_of(op), .gpus = ask.gpus};
-    const char *no_dma = refusal(a, HRD_ENGINE_DMA, &ask), *no_sm = refusal(a, HRD_ENGINE_SM, &ask);
+    struct achoice now = {
+        .overlap = overlap_of(op), .gpus = ask.gpus, .direct = p2p && (ask.gpus & (ask.gpus - 1))};
+    const char *no_dma = refusal(a, HRD_ENGINE_DMA, &ask);
     if (no_dma && no_sm)
         return no_dma;
     struct hrd_engine *sm = a->engine[HRD_ENGINE_SM];
     uint64_t waited = no_sm ? 0 : sm->table->waited(sm, ask.gpus);
     bool gdr = op->c->config.require & HRP_REQUIRE_GDR; /* which kernels alone can use */
-    bool kernels = !no_sm && (no_dma || gdr || now.overlap == HRP_OVERLAP_IDLE ||
+    bool kernels = !no_sm && (no_dma || gdr || now.direct || now.overlap == HRP_OVERLAP_IDLE ||
                               (now.overlap == HRP_OVERLAP_AUTO && waited < WAITED_NS));
     op->engine = kernels ? sm : a->engine[HRD_ENGINE_DMA];
     now.engine = op->engine;
