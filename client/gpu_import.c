@@ -376,8 +376,8 @@ static bool advised_in_place(const struct hcl_comm *comm)
     return k > HRP_OP_SLOTS && older->op == k - HRP_OP_SLOTS && older->advice & HRP_ADVICE_IN_PLACE;
 }
 
-/* Up to how many bytes in all the comm's next op is staged. */
-static uint64_t staged_bytes(const struct hcl_comm *comm)
+/* Up to how many bytes in all the call, which is the comm's next op, is staged. */
+static uint64_t staged_bytes(const struct hcl_comm *comm, const struct hcl_call *c)
 {
     static _Atomic uint64_t set = UINT64_MAX;
     uint64_t v = atomic_load_explicit(&set, memory_order_relaxed);
@@ -387,7 +387,8 @@ static uint64_t staged_bytes(const struct hcl_comm *comm)
     }
     if (v != NOT_SET)
         return v;
-    return advised_in_place(comm) ? STAGED_BYTES_IDLE : STAGED_BYTES;
+    bool in_place = !(c->hint & HRP_DESC_OVERLAP_COMPUTE) && advised_in_place(comm);
+    return in_place ? STAGED_BYTES_IDLE : STAGED_BYTES;
 }
 
 /* Memory that the daemon cannot have would go through host memory. */
@@ -410,7 +411,7 @@ static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_de
     struct hcl_gpu_scope scope;
     uint64_t all = hrp_sig_bytes(&c->sig, comm->nranks);
     const bool p2p = comm->require & HRP_REQUIRE_P2P;
-    if (all == 0 || (!p2p && all <= staged_bytes(comm)) || !hcl_gpu_prepare(comm, c, &scope, result))
+    if (all == 0 || (!p2p && all <= staged_bytes(comm, c)) || !hcl_gpu_prepare(comm, c, &scope, result))
         return false;
     if (*result != HCLIENT_OK)
         return true;
