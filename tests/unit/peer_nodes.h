@@ -3,12 +3,14 @@
 #ifndef TESTS_UNIT_PEER_NODES_H
 #define TESTS_UNIT_PEER_NODES_H
 
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -65,13 +67,28 @@ static inline struct hrd_peer *peer_of(int i)
     return d[i].peers->peers;
 }
 
+/* Nobody listens there. */
+static inline bool port_free(uint16_t port)
+{
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    bool ok = bind(fd, (struct sockaddr *)&a, sizeof(a)) == 0;
+    close(fd);
+    return ok;
+}
+
 /* Connects the two; no link yet. */
 static inline void begin(void)
 {
     static uint16_t port;
     struct hrp_addr to;
     fake_verbs_plain();
-    port = (uint16_t)(port ? port + 2 : 20000 + getpid() % 12000);
+    /* Programs that run side by side have process numbers side by side. */
+    port = (uint16_t)(port ? port + 2 : 20000 + getpid() % 12000 * 499 % 12000);
+    while (!port_free(port) || !port_free((uint16_t)(port + 1)))
+        port = (uint16_t)(port + 2);
     uv_loop_init(&loop);
     make(0, port);
     make(1, port);

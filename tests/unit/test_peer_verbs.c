@@ -283,8 +283,13 @@ static void test_mended(void **state)
     for (unsigned round = 0; round < 8; round++) {
         if (round % 4 != 2)
             hrd_agent_link_interrupt(d[round % 2].agent, id[round % 2], "the path failed");
-        else
+        /* An agent that has not taken the new path yet passes it over, as one of the old queue pairs. */
+        for (int i = 0;
+             i < 2000 && round % 4 == 2 && d[0].peers->interrupted + d[1].peers->interrupted == 2 * round;
+             i++) {
             fake_verbs_event(IBV_EVENT_QP_FATAL, 1);
+            turns(5);
+        }
         if (round == 4)
             fake_verbs_fail(FAKE_CREATE_QP, 1, ENOMEM, 4);
         if (round == 5)
