@@ -140,7 +140,7 @@ static void explain(struct gpu *g, const struct hrd_gdr_trial *t, const char *no
                  t->nic->name, t->nic->port, t->way);
     if (is->send && is->receive)
         return;
-    snprintf(is->why, sizeof(is->why), "%s %s memory of GPU %s: %.200s%s%s", t->nic->name,
+    snprintf(is->why, sizeof(is->why), "%s %s memory of GPU %s: %.300s%s%s", t->nic->name,
              is->ready ? is->send ? "does not write" : "does not read" : "reaches no", g->dev.pci, why,
              no_dmabuf[0] && !is->ready ? "; " : "", is->ready ? "" : no_dmabuf);
     snprintf(

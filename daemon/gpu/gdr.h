@@ -33,7 +33,7 @@ struct hrd_gdr {
     char way[64]; /* "GPU memory by dmabuf" */
     /* "memory of GPU 0000:18:00.0, read and written by mlx5_0 port 1 (GPU memory by dmabuf)" */
     char used[200];
-    char why[400];    /* what does not work, and why; "": all does */
+    char why[512];    /* what does not work, and why; "": all does */
     char remedy[240]; /* for that */
 };
 

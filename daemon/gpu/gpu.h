@@ -173,7 +173,7 @@ struct hrd_gpu_info {
     uint64_t device_bytes; /* GPU memory that the daemon's context and engines took when the GPU came up */
     char sm_why[200];      /* why it has no sm engine; empty: it has */
     bool gdr;              /* the RDMA adapter reaches memory of it; how, or why not: */
-    char gdr_text[400];
+    char gdr_text[512];
 };
 
 /* Fills at most max; returns how many there are. *pinned: bytes of host memory registered now. */
