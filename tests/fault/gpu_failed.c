@@ -263,11 +263,10 @@ static void expect_words(const char *log, unsigned rank)
     char path[PATH_MAX], text[4096];
     snprintf(path, sizeof(path), "%s.%u", log, rank);
     FILE *f = fopen(path, "re");
-    if (f == NULL)
-        ht_die("%s is not there", path);
-    size_t n = fread(text, 1, sizeof(text) - 1, f);
+    size_t n = f != NULL ? fread(text, 1, sizeof(text) - 1, f) : 0;
     text[n] = '\0';
-    fclose(f);
+    if (f != NULL)
+        fclose(f);
     unlink(path);
     HT_CHECK(strstr(text, "on_error = trap: op 41") && strstr(text, "all ranks must post the same"),
              "rank %u wrote: %s", rank, text);
