@@ -3,6 +3,7 @@
 """Trains a small model twice, its gradients averaged by gloo and by hreduce, and compares the weights.
 
     demo_ddp.py --local 2x2     starts 2 daemons (nodes) with 2 ranks each on this machine
+    demo_ddp.py ... --cuda      the model on GPUs: rank r of a node on GPU r, modulo their number
     torchrun ... demo_ddp.py    uses the hreduced daemon of each node
 
 Exit status 0: the weights agree. HREDUCE_BUILD: where hreduced and libhclient.so are (default: build/).
@@ -35,7 +36,7 @@ RATE, BUCKET_MB, TOLERANCE = 0.1, 1, 1e-5
 # ------------------------------------------------------------------------------------------------ a rank
 
 
-def train(steps, rank, hook_comm):
+def train(steps, rank, hook_comm, device):
     """Returns the final weights as one vector, the first and the last loss, the seconds, and the number of
     buckets a step."""
     import torch
@@ -50,7 +51,7 @@ def train(steps, rank, hook_comm):
         torch.nn.Linear(HIDDEN, HIDDEN),
         torch.nn.ReLU(),
         torch.nn.Linear(HIDDEN, CLASSES),
-    )
+    ).to(device)
     ddp = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB)
     buckets = [0]
     if hook_comm is not None:
@@ -64,7 +65,8 @@ def train(steps, rank, hook_comm):
     optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE, momentum=0.9)
     data = torch.Generator().manual_seed(1000 + rank)
     x = torch.randn(BATCH, FEATURES, generator=data)
-    y = x[:, :CLASSES].argmax(dim=1)
+    y = x[:, :CLASSES].argmax(dim=1).to(device)
+    x = x.to(device)
     losses = []
     start = time.monotonic()
     for _ in range(steps):
@@ -73,12 +75,14 @@ def train(steps, rank, hook_comm):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    if hook_comm is not None:
+        hook_comm.wait()
     seconds = time.monotonic() - start
-    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()
     return weights, losses[0], losses[-1], seconds, buckets[0] // steps
 
 
-def run_rank(steps):
+def run_rank(steps, cuda):
     """One training process. Returns the exit status."""
     sys.path.insert(0, HERE)
     import torch
@@ -89,6 +93,12 @@ def run_rank(steps):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    device = torch.device("cpu")
+    if cuda:
+        if not torch.cuda.is_available():
+            raise SystemExit("demo-ddp: --cuda: this PyTorch sees no GPU")
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
 
     def say(text):
         if rank == 0:
@@ -96,9 +106,9 @@ def run_rank(steps):
 
     with hclient.Comm.from_name("demo-ddp", setup_timeout=60) as comm:
         say(f"{comm.nranks} ranks on {comm.nnodes} nodes, communicator {comm.id}, daemon {comm.daemon_version}")
-        plain, first, last, seconds, _ = train(steps, rank, None)
+        plain, first, last, seconds, _ = train(steps, rank, None, device)
         say(f"gloo     {steps} steps, {plain.numel()} weights, loss {first:.4f} to {last:.4f}, {seconds:.2f} s")
-        ours, first, last, seconds, buckets = train(steps, rank, comm)
+        ours, first, last, seconds, buckets = train(steps, rank, comm, device)
         say(f"hreduce  {steps} steps, {buckets} buckets a step, loss {first:.4f} to {last:.4f}, {seconds:.2f} s")
 
         # The weights of all ranks, bit for bit, by hreduce itself; and against gloo's.
@@ -178,7 +188,7 @@ def wait_for_socket(process, path):
         raise SystemExit(f"demo-ddp: {BUILD}/hreduced did not start:\n{log.read()}")
 
 
-def run_local(nodes, ranks_per_node, steps):
+def run_local(nodes, ranks_per_node, arguments):
     """Daemons and ranks on this machine. Returns the exit status."""
     if not os.path.exists(os.path.join(BUILD, "hreduced")):
         raise SystemExit(f"demo-ddp: {BUILD}/hreduced is missing; run make, or set HREDUCE_BUILD")
@@ -205,7 +215,7 @@ def run_local(nodes, ranks_per_node, steps):
                 HREDUCE_BUILD=BUILD,
                 GLOO_SOCKET_IFNAME="lo",
             )
-            command = [sys.executable, os.path.abspath(__file__), "--steps", str(steps)]
+            command = [sys.executable, os.path.abspath(__file__), *arguments]
             ranks.append(subprocess.Popen(command, env=env, preexec_fn=die_with_parent))
         processes += ranks
         return max(abs(r.wait()) for r in ranks)
@@ -222,16 +232,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--local", metavar="NxR", help="start N daemons with R ranks each on this machine")
     parser.add_argument("--steps", type=int, default=20, help="training steps (default 20)")
+    parser.add_argument("--cuda", action="store_true", help="train on GPUs")
     args = parser.parse_args()
     if args.local is None:
-        return run_rank(args.steps)
+        return run_rank(args.steps, args.cuda)
     try:
         nodes, ranks = (int(n) for n in args.local.lower().split("x"))
     except ValueError:
         parser.error(f"--local {args.local}: write NxR, for instance 2x2")
     if not (1 <= nodes <= 16 and 1 <= ranks <= 64):
         parser.error(f"--local {args.local}: 1 to 16 daemons with 1 to 64 ranks each")
-    return run_local(nodes, ranks, args.steps)
+    return run_local(nodes, ranks, ["--steps", str(args.steps)] + ["--cuda"] * args.cuda)
 
 
 if __name__ == "__main__":
