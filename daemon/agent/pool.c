@@ -286,7 +286,6 @@ static void report(struct aop *op, const struct reason *r)
 
 const char *hrd_pools_choose(struct aop *op)
 {
-    static char refusal[SENTENCE + 300];
     struct acomm *c = op->c;
     struct hrd_agent *a = c->a;
     struct reason r = {.why = ""};
@@ -310,8 +309,8 @@ const char *hrd_pools_choose(struct aop *op)
     if (both || !(c->config.require & HRP_REQUIRE_GDR))
         op->undecided = false;
     else if (!op->undecided) {
-        snprintf(refusal, sizeof(refusal), "require = gdr, but %s; %s", r.why, r.remedy);
-        return refusal;
+        snprintf(op->text, sizeof(op->text), "require = gdr, but %s; %s", r.why, r.remedy);
+        return op->text;
     }
     return NULL;
 }
