@@ -140,9 +140,7 @@ hrg_ptr hcl_gpu_status_word(const struct hcl_comm *comm, uint64_t number)
 static void let_go(struct hcl_comm *comm, uint64_t number)
 {
     struct hrp_completion *c = &comm->area->completion[number % HRP_OP_SLOTS];
-    volatile uint32_t *status = &c->status, *scope = &c->scope;
-    *status = HRP_OK;
-    *scope = HRP_SCOPE_NONE;
+    atomic_store_explicit((_Atomic uint64_t *)(void *)&c->status, 0, memory_order_release);
 }
 
 static uint64_t unpassed_in(struct hcl_comm *comm, unsigned slot)

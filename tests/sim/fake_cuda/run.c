@@ -30,6 +30,12 @@ static void run_copy(const struct fake_item *item)
         memmove(item->dst, item->src, item->bytes);
 }
 
+/*
+ * Whoever passes a wait sees what was written before the word that let it pass, also where the one who wrote it followed a word of
+ * a stream of this process in another process. A race detector sees this process alone, so it is shown the order here.
+ */
+static _Atomic uint64_t words_order;
+
 /* The driver's comparison is cyclic. */
 static bool reached(const struct fake_item *item)
 {
@@ -53,6 +59,7 @@ static void run_wait(const struct fake_item *item)
         struct timespec ts = {.tv_nsec = looks < 50 ? 10000 : 200000};
         nanosleep(&ts, NULL);
     }
+    (void)atomic_load(&words_order);
 }
 
 void fake_run_item(struct fake_item *item)
@@ -68,6 +75,7 @@ void fake_run_item(struct fake_item *item)
         memset(item->dst, item->value, item->bytes);
         break;
     case FAKE_WRITE:
+        atomic_fetch_add(&words_order, 1);
         if (item->half)
             atomic_store((_Atomic uint32_t *)(void *)item->word, (uint32_t)item->operand);
         else
