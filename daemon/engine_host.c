@@ -383,9 +383,9 @@ static uint64_t host_waited(struct hrd_engine *base, uint64_t gpus)
     return 0;
 }
 
-void hrd_engine_host_expect(struct hrd_engine *base, bool more)
+void hrd_engine_host_expect(struct hrd_engine *host, bool more)
 {
-    struct host_engine *e = (struct host_engine *)base;
+    struct host_engine *e = (struct host_engine *)host;
     if (e->nthreads < SPINNERS)
         return;
     uint64_t until = more ? UINT64_MAX : clock_ns() + LINGER_NS;

@@ -88,11 +88,9 @@ uint64_t fake_gpu_random(void)
 
 void fake_gpu_fill(void *p, size_t bytes, uint64_t mask)
 {
-    static uint64_t *pool, pool_mask;
+    static uint64_t pool[POOL_WORDS], pool_mask; /* of 0 to begin with, as all words are */
     char *to = p;
-    if (!pool || pool_mask != mask) {
-        pool = realloc(pool, POOL_WORDS * sizeof(*pool));
-        CHECK(pool != NULL);
+    if (pool_mask != mask) {
         pool_mask = mask;
         for (size_t i = 0; i < POOL_WORDS; i++)
             pool[i] = fake_gpu_random() & mask;

@@ -31,6 +31,49 @@ static struct hrp_key name_key(void)
     return k;
 }
 
+static void verbs_sample(struct hrp_peer_msg *m)
+{
+    switch (m->type) {
+    case HRP_PEER_VERBS_OFFER:
+        m->body.verbs = (struct hrp_peer_verbs){.nonce = 5,
+                                                .must = 1,
+                                                .ethernet = 1,
+                                                .global = 1,
+                                                .mtu = 5,
+                                                .lid = 7,
+                                                .pkey = 0xffff,
+                                                .queues = 2,
+                                                .depth = 64,
+                                                .msg_bytes = 4352,
+                                                .gid = {0xfe, 0x80},
+                                                .qpn = {17, 0xffffff},
+                                                .psn = {0, 0xffffff}};
+        m->text = ""; /* it may have one */
+        break;
+    case HRP_PEER_VERBS_ANSWER:
+        m->body.verbs = (struct hrp_peer_verbs){.nonce = 5, .status = HRP_UNSUPPORTED};
+        m->text = "no RDMA device";
+        break;
+    case HRP_PEER_VERBS_READY:
+        m->body.ready = (struct hrp_peer_ready){.nonce = 5, .status = HRP_TIMEOUT};
+        m->text = "nothing came";
+        break;
+    case HRP_PEER_VERBS_CLOSE:
+        m->body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_RESOURCE};
+        break;
+    case HRP_PEER_VERBS_LISTEN:
+        m->body.listen =
+            (struct hrp_peer_listen){.nonce = 9, .addr = {.family = 4, .port = 40000, .ip = {10, 0, 0, 1}}};
+        break;
+    case HRP_PEER_VERBS_DOWN:
+        m->body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_PEER_LOST};
+        m->text = "RETRY_EXC_ERR";
+        break;
+    default:
+        fail();
+    }
+}
+
 static struct hrp_peer_msg sample(unsigned type)
 {
     struct hrp_peer_msg m = {.type = (uint16_t)type};
@@ -86,39 +129,12 @@ static struct hrp_peer_msg sample(unsigned type)
         m.text = "no room";
         break;
     case HRP_PEER_VERBS_OFFER:
-        m.body.verbs = (struct hrp_peer_verbs){.nonce = 5,
-                                               .must = 1,
-                                               .ethernet = 1,
-                                               .global = 1,
-                                               .mtu = 5,
-                                               .lid = 7,
-                                               .pkey = 0xffff,
-                                               .queues = 2,
-                                               .depth = 64,
-                                               .msg_bytes = 4352,
-                                               .gid = {0xfe, 0x80},
-                                               .qpn = {17, 0xffffff},
-                                               .psn = {0, 0xffffff}};
-        m.text = ""; /* it may have one */
-        break;
     case HRP_PEER_VERBS_ANSWER:
-        m.body.verbs = (struct hrp_peer_verbs){.nonce = 5, .status = HRP_UNSUPPORTED};
-        m.text = "no RDMA device";
-        break;
     case HRP_PEER_VERBS_READY:
-        m.body.ready = (struct hrp_peer_ready){.nonce = 5, .status = HRP_TIMEOUT};
-        m.text = "nothing came";
-        break;
     case HRP_PEER_VERBS_CLOSE:
-        m.body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_RESOURCE};
-        break;
     case HRP_PEER_VERBS_LISTEN:
-        m.body.listen =
-            (struct hrp_peer_listen){.nonce = 9, .addr = {.family = 4, .port = 40000, .ip = {10, 0, 0, 1}}};
-        break;
     case HRP_PEER_VERBS_DOWN:
-        m.body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_PEER_LOST};
-        m.text = "RETRY_EXC_ERR";
+        verbs_sample(&m);
         break;
     case HRP_PEER_ASK:
         m.body.ask = (struct hrp_peer_ask){.token = 3, .what = HRP_DOCTOR_PROBE};
