@@ -45,6 +45,7 @@ static const char help[] =
     "      --gpu               buffers in GPU memory, rank r on GPU r modulo their number (with --local) or "
     "on\n"
     "                          that of its local rank\n"
+    "      --overlap HINT      auto (default), compute (copy engines) or idle (kernels)\n"
     "      --algo NAME         auto (default), direct, gather, pairwise, ring or tree\n"
     "      --reproducible 0|1  the order of additions is defined and checked bit for bit (default: the "
     "daemon's)\n"
@@ -175,12 +176,19 @@ static const char *algo_name(unsigned algo)
     return names[algo];
 }
 
+static const char *overlap_name(unsigned overlap)
+{
+    static const char *const names[] = {"auto", "compute", "idle"};
+    return names[overlap];
+}
+
 /* ---- the options ----------------------------------------------------------------------------------------- */
 
 enum {
     OPT_OP = 1000,
     OPT_MEMORY,
     OPT_GPU,
+    OPT_OVERLAP,
     OPT_ALGO,
     OPT_REPRODUCIBLE,
     OPT_WIRE,
@@ -207,6 +215,7 @@ static const struct option options[] = {
     {"blocking", required_argument, NULL, 'z'},
     {"memory", required_argument, NULL, OPT_MEMORY},
     {"gpu", no_argument, NULL, OPT_GPU},
+    {"overlap", required_argument, NULL, OPT_OVERLAP},
     {"algo", required_argument, NULL, OPT_ALGO},
     {"reproducible", required_argument, NULL, OPT_REPRODUCIBLE},
     {"wire", required_argument, NULL, OPT_WIRE},
@@ -312,6 +321,8 @@ static bool parse_one(struct hpf_options *o, int opt, char *arg)
     case OPT_GPU:
         o->gpu = true;
         return true;
+    case OPT_OVERLAP:
+        return parse_name(arg, overlap_name, HCLIENT_OVERLAP_IDLE + 1, &o->overlap);
     case OPT_ALGO:
         return parse_name(arg, algo_name, HCLIENT_ALGO_TREE + 1, &o->algo);
     case OPT_REPRODUCIBLE:

@@ -19,6 +19,7 @@ struct hpf_options {
     unsigned iters, warmup, check;
     bool blocking;    /* one op at a time, else several in flight */
     bool gpu;         /* buffers in GPU memory */
+    unsigned overlap; /* HCLIENT_OVERLAP_* */
     bool plain;       /* ordinary memory instead of hclient_mem_alloc() */
     unsigned algo;    /* HCLIENT_ALGO_* */
     int reproducible; /* HCLIENT_DEFAULT, OFF, ON */

@@ -42,6 +42,7 @@ static void fill_config(const struct hpf_options *o, hclient_comm_config_t *conf
     config->setup_timeout_ms = o->timeout_s * 1000;
     config->op_timeout_ms = o->timeout_s * 1000;
     config->algo = (int)o->algo;
+    config->overlap = (int)o->overlap;
     config->reproducible = o->reproducible;
     config->wire_f32 = o->wire_f32;
 }

@@ -199,7 +199,7 @@ def gpu_job(orders, *keys):
     out = os.path.join(os.environ["TMPDIR"], "gpu.json")
     lines = [word for key in ("transport = verbs", "gdr = on", *keys) for word in ("--daemon-config", key)]
     more = {"HREDUCE_CUDA_LIBRARY": os.path.join(tests, "libcuda_fake.so.1"), "HREDUCE_GPU_KERNELS": perf}
-    done = subprocess.run([perf, "--local", "2x2", "--gpu", "-b", "256K", "-n", "2", "-w", "1", "--json", out, *lines],
+    done = subprocess.run([perf, "--local", "2x1", "--gpu", "--overlap", "idle", "-b", "256K", "-n", "2", "-w", "1", "--json", out, *lines],
                           env={**os.environ, **environment(orders), **more}, capture_output=True, text=True,
                           timeout=60 * SCALE)
     if done.returncode != 0:
