@@ -34,7 +34,6 @@ struct hcl_gpu {
     _Atomic uint64_t *passed; /* by slot, written by streams: number of the op that a stream passed last */
     hrg_ptr passed_dev;
     bool pinned_window; /* under post_lock */
-    atomic_bool spoiled;
     /* Under post_lock: memory of the call that is being posted; and what ops on this comm did, for the path report. */
     struct hcl_gpu_memory *found[2];
     uint64_t imported_ops, staged_ops, alone_ops, deferred_ops;
@@ -71,9 +70,10 @@ hclient_result_t hcl_gpu_need_window(struct hcl_comm *comm, const char *call);
 bool hcl_gpu_passed(const struct hcl_comm *comm, uint64_t number);
 /* Watcher: ops that nobody waits for become results. */
 void hcl_gpu_harvest(struct hcl_comm *comm);
-/* Watcher, the daemon is gone: windows of ops that streams have not passed are filled with NaN, before the poison lets the
-   streams copy from there. False: not now, another thread is posting. */
-bool hcl_gpu_spoil(struct hcl_comm *comm);
+/* Watcher, the daemon is gone: what streams fed of the window for ops that they have not passed becomes NaN, before they copy it
+   out. *feeding, bit k: the stream of the op in slot k is still to feed some, so that no poison may let it go on yet; ask
+   again. False: not now, another thread is posting. */
+bool hcl_gpu_spoil(struct hcl_comm *comm, uint32_t *feeding);
 /* Whether streams still come to words or memory of the comm. */
 bool hcl_gpu_pending(struct hcl_comm *comm);
 /* What ops of streams on this comm did and why, added to the daemon's path report, which is one JSON object; json is freed and

@@ -292,29 +292,40 @@ char *hcl_gpu_report(struct hcl_comm *comm, char *json)
 
 /* ---- the end ------------------------------------------------------------------------------------------------------- */
 
-static void fill_nan(struct hcl_comm *comm, const struct hcl_op *op)
+/* What the op's stream fed of the window and the daemon did not answer becomes NaN, then done. The stream copies its input there
+   whenever it comes to the op, so what it has not fed yet must wait: whether it still is to. */
+static bool feeds(struct hcl_comm *comm, unsigned slot)
 {
-    const struct hcl_stage *stage = &comm->stage;
-    if (op->bytes == 0 || op->sig.dtype > HRP_BF16 || stage->window == NULL)
-        return;
-    uint64_t bytes = op->bytes < stage->bytes ? op->bytes : stage->bytes;
-    uint64_t esize = hrp_dtype_size(op->sig.dtype), at = op->base % stage->bytes;
-    uint64_t first = bytes < stage->bytes - at ? bytes : stage->bytes - at;
-    hrk_fill_nan(op->sig.dtype, stage->window + at, first / esize);
-    hrk_fill_nan(op->sig.dtype, stage->window, (bytes - first) / esize);
+    const uint64_t number = unpassed(comm, slot);
+    const struct hcl_op *op = &comm->ops[slot];
+    if (number == 0 || op->bytes == 0 || op->sig.dtype > HRP_BF16 || comm->stage.window == NULL)
+        return false;
+    struct hrp_op_flags *f = &comm->area->flags[slot];
+    uint64_t done = atomic_load_explicit(&f->done, memory_order_acquire);
+    uint64_t ready = atomic_load_explicit(&f->ready, memory_order_acquire);
+    if (done == HRP_FLAG_POISON)
+        return false;
+    if (ready >> HRP_CHUNK_BITS != number)
+        return true;
+    uint64_t fed = (ready & HRP_CHUNK_ALL) * HRP_STAGE_CHUNK;
+    uint64_t answered = done >> HRP_CHUNK_BITS == number ? (done & HRP_CHUNK_ALL) * HRP_STAGE_CHUNK : 0;
+    if (fed > answered) {
+        hrk_fill_nan_ring(op->sig.dtype, comm->stage.window, comm->stage.bytes, op->base + answered,
+                          op->base + (fed < op->bytes ? fed : op->bytes));
+        atomic_store_explicit(&f->done, ready, memory_order_release);
+    }
+    return (ready & HRP_CHUNK_ALL) < HRP_CHUNK_ALL;
 }
 
-bool hcl_gpu_spoil(struct hcl_comm *comm)
+bool hcl_gpu_spoil(struct hcl_comm *comm, uint32_t *feeding)
 {
-    struct hcl_gpu *g = gpu_of(comm);
-    if (g == NULL || atomic_load(&g->spoiled))
+    *feeding = 0;
+    if (gpu_of(comm) == NULL)
         return true;
     if (pthread_mutex_trylock(&comm->post_lock) != 0)
         return false;
     for (unsigned i = 0; i < HRP_OP_SLOTS; i++)
-        if (unpassed(comm, i) != 0)
-            fill_nan(comm, &comm->ops[i]);
-    atomic_store(&g->spoiled, true);
+        *feeding |= (uint32_t)feeds(comm, i) << i;
     pthread_mutex_unlock(&comm->post_lock);
     return true;
 }

@@ -105,13 +105,16 @@ bool hcl_comm_poison(struct hcl_comm *comm)
         (atomic_compare_exchange_strong(&ctx->lost_since, &since, now) || now - since < HCL_LET_GO_NS))
         return false;
     /* What streams copy when they are released must not look like numbers. */
-    if (!hcl_gpu_spoil(comm) && atomic_fetch_add(&ctx->spoil_rounds, 1) < SPOIL_ROUNDS)
+    uint32_t feeding; /* bit k: slot k */
+    if (!hcl_gpu_spoil(comm, &feeding) && atomic_fetch_add(&ctx->spoil_rounds, 1) < SPOIL_ROUNDS)
         return false;
     for (unsigned k = 0; k < HRP_OP_SLOTS; k++) {
+        if (feeding >> k & 1)
+            continue;
         atomic_store_explicit(&comm->area->flags[k].done, HRP_FLAG_POISON, memory_order_release);
         hcl_futex_wake(hcl_low_word(&comm->area->flags[k].done));
     }
-    return true;
+    return feeding == 0;
 }
 
 static void poison(const struct ref *v, size_t n)

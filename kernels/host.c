@@ -295,3 +295,14 @@ void hrk_fill_nan(unsigned dtype, void *dst, size_t n)
         FILL(uint16_t, HRK_NAN_BF16);
     }
 }
+
+void hrk_fill_nan_ring(unsigned dtype, char *ring, uint64_t ring_bytes, uint64_t from, uint64_t to)
+{
+    const uint64_t esize = hrp_dtype_size(dtype);
+    while (from < to) {
+        uint64_t at = from % ring_bytes;
+        uint64_t n = to - from < ring_bytes - at ? to - from : ring_bytes - at;
+        hrk_fill_nan(dtype, ring + at, n / esize);
+        from += n;
+    }
+}

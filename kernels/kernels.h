@@ -100,6 +100,8 @@ void hrk_copy(void *const *dst, unsigned ndst, const void *src, size_t bytes, in
 
 /* n elements of a float type become the canonical quiet NaN; integer types are left untouched. */
 void hrk_fill_nan(unsigned dtype, void *dst, size_t n);
+/* The same for the bytes [from, to) of a stream that passes through a ring: whole elements, as is the ring. */
+void hrk_fill_nan_ring(unsigned dtype, char *ring, uint64_t ring_bytes, uint64_t from, uint64_t to);
 
 /*
  * The instruction set in use. It is found at first use from what both the CPU and the kernel support; the

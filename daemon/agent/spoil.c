@@ -51,18 +51,6 @@ bool hrd_spoil_takes(struct arank *r, uint64_t op, const struct apost *p, uint32
     return true;
 }
 
-static void fill(const struct aspoil *s, uint64_t from, uint64_t to)
-{
-    const struct arank *r = s->r;
-    const uint64_t esize = hrp_dtype_size(s->dtype);
-    while (from < to) {
-        uint64_t at = (s->at + from) % r->window_bytes;
-        uint64_t n = to - from < r->window_bytes - at ? to - from : r->window_bytes - at;
-        hrk_fill_nan(s->dtype, r->window + at, n / esize);
-        from += n;
-    }
-}
-
 /* Whether it is over. */
 static bool step(struct acomm *c, struct aspoil *s, bool *moved)
 {
@@ -78,7 +66,8 @@ static bool step(struct acomm *c, struct aspoil *s, bool *moved)
         to = s->raised + TURN_CHUNKS;
     if (to > s->raised) {
         uint64_t end = to * HRP_STAGE_CHUNK;
-        fill(s, s->raised * HRP_STAGE_CHUNK, end < s->bytes ? end : s->bytes);
+        hrk_fill_nan_ring(s->dtype, r->window, r->window_bytes, s->at + s->raised * HRP_STAGE_CHUNK,
+                          s->at + (end < s->bytes ? end : s->bytes));
         s->raised = to;
         *moved = true;
     }
