@@ -10,7 +10,6 @@
 #include "proto/ring.h"
 #include "proto/status.h"
 
-#define BYTES_MAX (UINT64_C(1) << 62)
 #define RING_NS (10 * HCL_SEC)
 
 _Static_assert((int)HCLIENT_ALL_REDUCE == (int)HRP_ALL_REDUCE &&
@@ -186,13 +185,15 @@ static hclient_result_t post_locked(struct hcl_comm *comm, const struct hcl_call
     char text[HRP_COMM_TEXT + 1];
     uint64_t k = atomic_load_explicit(&comm->posted, memory_order_relaxed) + 1;
     uint32_t state = hcl_comm_state(comm, text, sizeof(text));
-    hclient_result_t r =
-        k > HRP_OP_SLOTS && state == 0 ? hcl_gpu_slot_free(comm, c, k - HRP_OP_SLOTS) : HCLIENT_OK;
-    if (r != HCLIENT_OK)
-        return r;
-    if (k > HRP_OP_SLOTS)
+    hclient_result_t r = HCLIENT_OK;
+    if (state == 0 && k > HRP_OP_SLOTS) {
+        /* Deferred ops are refused first: to wait for one takes its output, which needs the lock that is held here. */
+        r = hcl_gpu_slot_free(comm, c, k - HRP_OP_SLOTS);
+        if (r != HCLIENT_OK)
+            return r;
         hcl_wait_complete(comm, k - HRP_OP_SLOTS);
-    state = hcl_comm_state(comm, text, sizeof(text));
+        state = hcl_comm_state(comm, text, sizeof(text));
+    }
     if (state != 0 || atomic_load(&comm->destroying)) {
         atomic_store(&comm->reported, true);
         return hcl_fail(state != 0 ? (hclient_result_t)state : HCLIENT_ABORTED, "%s: %s", c->name,

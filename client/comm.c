@@ -496,7 +496,8 @@ hclient_result_t hclient_comm_destroy(hclient_comm_t handle)
     if (!hcl_handle_close(handle, &comm))
         return hcl_fail(HCLIENT_INVALID_ARGUMENT, "hclient_comm_destroy: %p is not a communicator%s",
                         (void *)handle, handle == NULL ? "" : " (any more: was it destroyed?)");
-    hcl_group_flush(); /* ops of this thread's group that others wait for */
+    hcl_group_flush();  /* ops of this thread's group that others wait for */
+    hcl_gpu_trap(comm); /* what failed before this rank ended the comm is not its own doing */
     atomic_store(&comm->destroying, true);
     while (!hcl_handle_idle(handle)) {
         hcl_comm_wake(comm);
@@ -541,6 +542,7 @@ hclient_result_t hclient_comm_abort(hclient_comm_t handle)
     if (r != HCLIENT_OK)
         return r;
     uint64_t deadline = hcl_now() + ABORT_ALL_NS;
+    hcl_gpu_trap(comm); /* as in hclient_comm_destroy() */
     if (!atomic_exchange(&comm->aborted, true) && !hcl_context_lost(comm->ctx)) {
         char text[96];
         struct hrp_msg msg = {.type = HRP_MSG_ABORT, .text = text};

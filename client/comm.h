@@ -103,6 +103,8 @@ struct hcl_comm {
     _Atomic uint32_t verdict;
     char verdict_text[HRP_COMM_TEXT + 1];
     _Atomic uint64_t ending_since; /* first time anybody saw that it failed or was aborted; 0: not yet */
+    _Atomic uint64_t
+        spoil_since; /* session lost: first time that the window could not be looked at; 0: not yet */
     atomic_bool aborted;
     atomic_bool destroying;
     atomic_bool reported;
@@ -139,6 +141,8 @@ void hcl_comm_wake(struct hcl_comm *comm);
 void hcl_comm_give_up(struct hcl_comm *comm, hclient_result_t result, const char *why);
 /* The session is lost: once the daemon lets go for certain, releases whoever waits for its words. Whether it did. */
 bool hcl_comm_poison(struct hcl_comm *comm);
+/* Likewise, at once, whatever streams then copy out. */
+void hcl_comm_poison_all(struct hcl_comm *comm);
 /* Whether the daemon has ops of it to do. */
 bool hcl_comm_pending(struct hcl_comm *comm);
 /* Watcher: says once that the comm failed. */

@@ -92,7 +92,6 @@ struct hcl_context {
     unsigned beat_stale; /* ticks since it changed */
     uint64_t next_tick;
     _Atomic uint64_t lost_since; /* first time anybody wanted to release streams; 0: not yet */
-    _Atomic unsigned spoil_rounds;
 };
 
 /* path NULL: HREDUCE_SOCKET or the default. *out: with a reference for the caller. */

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/comm.h"
 #include "proto/status.h"
@@ -119,13 +120,13 @@ hclient_result_t hclient_set_log_callback(hclient_log_fn fn, void *user)
     return HCLIENT_OK;
 }
 
-static void log_text(hclient_log_level_t level, const char *text)
+static void log_text(hclient_log_level_t level, const char *text, bool or_stderr)
 {
     /* The lock is held over the call: once hclient_set_log_callback() returns, the old one is not running. */
     pthread_mutex_lock(&log_lock);
     if (log_fn != NULL)
         log_fn(log_user, level, text);
-    else if (level <= HCLIENT_LOG_WARN)
+    else if (or_stderr && level <= HCLIENT_LOG_WARN)
         fprintf(stderr, "hclient: %s\n", text);
     pthread_mutex_unlock(&log_lock);
 }
@@ -137,7 +138,16 @@ void hcl_log(hclient_log_level_t level, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    log_text(level, text);
+    log_text(level, text, true);
+}
+
+#define LAST_WORD_S 2u
+
+static void *end_process(void *arg)
+{
+    sleep(LAST_WORD_S);
+    abort();
+    return arg;
 }
 
 void hcl_die(const char *fmt, ...)
@@ -147,11 +157,10 @@ void hcl_die(const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    pthread_mutex_lock(&log_lock);
-    bool taken = log_fn != NULL;
-    pthread_mutex_unlock(&log_lock);
-    if (taken) /* first: the callback may need what this process no longer gives */
-        fprintf(stderr, "hclient: %s\n", text);
-    log_text(HCLIENT_LOG_ERROR, text);
+    fprintf(stderr, "hclient: %s\n", text);
+    /* A callback may need what this process no longer gives, another thread's lock, or the GPU. */
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, end_process, NULL) == 0)
+        log_text(HCLIENT_LOG_ERROR, text, false);
     abort();
 }

@@ -22,7 +22,8 @@ hclient_result_t hcl_fail_text(hclient_result_t result, const char *text, size_t
 void hcl_fail_more(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void hcl_log(hclient_log_level_t level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* A last word, which also goes to stderr where a callback takes the log; ends the process with SIGABRT. */
+/* A last word, which also goes to stderr where a callback takes the log; ends the process with SIGABRT, within two seconds
+   whatever the callback does. */
 _Noreturn void hcl_die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* Set in the child of a process that has used the library: locks may be held for ever, nobody watches. */

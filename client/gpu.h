@@ -68,6 +68,10 @@ hclient_result_t hcl_gpu_need(struct hcl_comm *comm, const struct hrg_driver *dr
 /* Likewise: its window, which exists, pinned. */
 hclient_result_t hcl_gpu_need_window(struct hcl_comm *comm, const char *call);
 bool hcl_gpu_passed(const struct hcl_comm *comm, uint64_t number);
+/* The op in a slot when it is one of a stream that has not passed it; 0: none. */
+uint64_t hcl_gpu_unpassed(struct hcl_comm *comm, unsigned slot);
+/* A stream is about to wait: says once a process what that does to its other streams. */
+void hcl_gpu_warn_waits(void);
 /* Watcher: ops that nobody waits for become results. */
 void hcl_gpu_harvest(struct hcl_comm *comm);
 /* Watcher, the daemon is gone: what streams fed of the window for ops that they have not passed becomes NaN, before they copy it

@@ -113,11 +113,11 @@ static const char *few_connections(void)
 #define CONNECTIONS_REMEDY \
     "defer the waits (HCLIENT_DEFER_WAIT, hclient_stream_wait()), or set it to 8 or more"
 
-static void warn_connections(void)
+void hcl_gpu_warn_waits(void)
 {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    const char *reason = few_connections();
-    if (reason != NULL && !atomic_flag_test_and_set(&said))
+    static atomic_flag looked = ATOMIC_FLAG_INIT;
+    const char *reason = atomic_flag_test_and_set(&looked) ? NULL : few_connections();
+    if (reason != NULL)
         hcl_log(HCLIENT_LOG_WARN, "%s. Remedy: " CONNECTIONS_REMEDY, reason);
 }
 
@@ -147,7 +147,6 @@ hclient_result_t hcl_gpu_need(struct hcl_comm *comm, const struct hrg_driver *dr
     pthread_mutex_lock(&comm->lock);
     comm->gpu = g;
     pthread_mutex_unlock(&comm->lock);
-    warn_connections();
     return HCLIENT_OK;
 }
 
@@ -180,8 +179,7 @@ static struct hcl_gpu *gpu_of(struct hcl_comm *comm)
     return g;
 }
 
-/* The op in a slot when it is one of a stream that has not passed it; 0: none. */
-static uint64_t unpassed(struct hcl_comm *comm, unsigned slot)
+uint64_t hcl_gpu_unpassed(struct hcl_comm *comm, unsigned slot)
 {
     pthread_mutex_lock(&comm->lock);
     const struct hcl_op *op = &comm->ops[slot];
@@ -296,7 +294,7 @@ char *hcl_gpu_report(struct hcl_comm *comm, char *json)
    whenever it comes to the op, so what it has not fed yet must wait: whether it still is to. */
 static bool feeds(struct hcl_comm *comm, unsigned slot)
 {
-    const uint64_t number = unpassed(comm, slot);
+    const uint64_t number = hcl_gpu_unpassed(comm, slot);
     const struct hcl_op *op = &comm->ops[slot];
     if (number == 0 || op->bytes == 0 || op->sig.dtype > HRP_BF16 || comm->stage.window == NULL)
         return false;
@@ -309,12 +307,14 @@ static bool feeds(struct hcl_comm *comm, unsigned slot)
         return true;
     uint64_t fed = (ready & HRP_CHUNK_ALL) * HRP_STAGE_CHUNK;
     uint64_t answered = done >> HRP_CHUNK_BITS == number ? (done & HRP_CHUNK_ALL) * HRP_STAGE_CHUNK : 0;
-    if (fed > answered) {
+    if (fed > answered)
         hrk_fill_nan_ring(op->sig.dtype, comm->stage.window, comm->stage.bytes, op->base + answered,
                           op->base + (fed < op->bytes ? fed : op->bytes));
+    if ((ready & HRP_CHUNK_ALL) == HRP_CHUNK_ALL)
+        return false; /* the poison answers the rest: a done of all chunks stands for a completion, and there is none */
+    if (fed > answered)
         atomic_store_explicit(&f->done, ready, memory_order_release);
-    }
-    return (ready & HRP_CHUNK_ALL) < HRP_CHUNK_ALL;
+    return true;
 }
 
 bool hcl_gpu_spoil(struct hcl_comm *comm, uint32_t *feeding)
@@ -336,8 +336,12 @@ bool hcl_gpu_deinit(struct hcl_comm *comm, uint64_t wait_ns)
         return true;
     uint64_t deadline = hcl_now() + wait_ns;
     while (hcl_gpu_pending(comm)) {
-        if (hcl_now() > deadline)
+        if (hcl_now() > deadline) {
+            if (hcl_context_lost(
+                    comm->ctx)) /* nobody looks at the comm any more: a stream that comes even later must pass */
+                hcl_comm_poison_all(comm);
             return false;
+        }
         if (hcl_context_lost(comm->ctx)) /* the watcher no longer finds a comm that is being destroyed */
             hcl_comm_poison(comm);
         hcl_gpu_trap(comm); /* streams that are held */

@@ -220,7 +220,10 @@ hrg_result hcl_gpu_enqueue(struct hcl_comm *comm, struct hcl_op *op)
     hrg_result r = op->nchunks > 0 ? feed(comm, op, &w) : add_ready(&w, HRP_CHUNK_ALL);
     if (r != HRG_SUCCESS)
         return r;
-    return op->deferred ? flush(&w) : drain(comm, op, &w);
+    if (op->deferred)
+        return flush(&w);
+    hcl_gpu_warn_waits();
+    return drain(comm, op, &w);
 }
 
 hrg_result hcl_gpu_finish(struct hcl_comm *comm, struct hcl_op *op)

@@ -100,8 +100,10 @@ void hcl_gpu_take(struct hcl_comm *comm, uint64_t number)
 hclient_result_t hcl_gpu_slot_free(struct hcl_comm *comm, const struct hcl_call *c, uint64_t number)
 {
     const struct hcl_op *op = &comm->ops[number % HRP_OP_SLOTS];
+    if (!op->deferred)
+        return HCLIENT_OK;
     pthread_mutex_lock(&comm->lock);
-    bool held = op->number == number && op->deferred && !op->complete;
+    bool held = op->number == number && !op->complete;
     pthread_mutex_unlock(&comm->lock);
     if (!held)
         return HCLIENT_OK;
@@ -143,15 +145,6 @@ static void let_go(struct hcl_comm *comm, uint64_t number)
     atomic_store_explicit((_Atomic uint64_t *)(void *)&c->status, 0, memory_order_release);
 }
 
-static uint64_t unpassed_in(struct hcl_comm *comm, unsigned slot)
-{
-    pthread_mutex_lock(&comm->lock);
-    const struct hcl_op *op = &comm->ops[slot];
-    uint64_t number = comm->gpu != NULL && op->gpu && !hcl_gpu_passed(comm, op->number) ? op->number : 0;
-    pthread_mutex_unlock(&comm->lock);
-    return number;
-}
-
 static bool ended_here(struct hcl_comm *comm)
 {
     return atomic_load(&comm->aborted) || atomic_load(&comm->destroying);
@@ -165,7 +158,7 @@ void hcl_gpu_trap(struct hcl_comm *comm)
 {
     for (unsigned i = 0; comm->trap && i < HRP_OP_SLOTS; i++) {
         struct hcl_outcome outcome;
-        uint64_t chunks, number = unpassed_in(comm, i);
+        uint64_t chunks, number = hcl_gpu_unpassed(comm, i);
         if (number == 0 || !hcl_op_over(comm, number, &chunks, &outcome) || outcome.result == HCLIENT_OK)
             continue;
         if (!ended_here(comm))
@@ -178,7 +171,7 @@ void hcl_gpu_trap(struct hcl_comm *comm)
 void hcl_gpu_trap_lost(struct hcl_comm *comm)
 {
     for (unsigned i = 0; comm->trap && i < HRP_OP_SLOTS; i++) {
-        uint64_t number = unpassed_in(comm, i);
+        uint64_t number = hcl_gpu_unpassed(comm, i);
         if (number != 0 && !ended_here(comm))
             hcl_die(TRAP_TEXT, number, comm->ctx->lost_text);
         if (number != 0)

@@ -338,7 +338,7 @@ typedef struct {
  * into the stream before it is done before the input is read, work put there after it sees the output. A capturing stream is
  * refused (HCLIENT_UNSUPPORTED), and its capture goes on. Needs a driver for CUDA 11.7 or newer. A failed op lets the stream
  * go on, or holds it: see HCLIENT_ON_ERROR_RELEASE and TRAP. A float output that the stream copies from the staging window after
- * the failure, and one in place that was written to, is NaN while the daemon lives; integers have no such value and are undefined. A call
+ * the failure is NaN, and so is, while the daemon lives, one in place that was written to; integers have no such value and are undefined. A call
  * waits for a free slot until a stream has passed the op HCLIENT_MAX_OPS before it. Synchronize streams before
  * hclient_comm_destroy(). In a communicator of one rank the stream copies the input to the output, bit for bit. Host buffers:
  * stream must be NULL.

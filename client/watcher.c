@@ -21,7 +21,7 @@
 #define TICK_NS HCL_SEC
 #define STALE_TICKS 10u
 #define POISON_NS (100 * HCL_MS)
-#define SPOIL_ROUNDS 10u
+#define SPOIL_NS HCL_SEC /* what a thread that posts may keep the window from being looked at */
 /* Between looks at staged ops: soon after one moved, else later. */
 #define FEED_FAST_NS (HCL_MS / 5)
 #define FEED_SLOW_NS (HCL_MS)
@@ -95,6 +95,21 @@ static uint64_t feed(struct hcl_context *ctx, const struct ref *v, size_t n)
     return next;
 }
 
+static void poison_slots(struct hcl_comm *comm, uint32_t slots)
+{
+    for (unsigned k = 0; k < HRP_OP_SLOTS; k++) {
+        if (!(slots >> k & 1))
+            continue;
+        atomic_store_explicit(&comm->area->flags[k].done, HRP_FLAG_POISON, memory_order_release);
+        hcl_futex_wake(hcl_low_word(&comm->area->flags[k].done));
+    }
+}
+
+void hcl_comm_poison_all(struct hcl_comm *comm)
+{
+    poison_slots(comm, UINT32_MAX);
+}
+
 bool hcl_comm_poison(struct hcl_comm *comm)
 {
     struct hcl_context *ctx = comm->ctx;
@@ -105,15 +120,12 @@ bool hcl_comm_poison(struct hcl_comm *comm)
         (atomic_compare_exchange_strong(&ctx->lost_since, &since, now) || now - since < HCL_LET_GO_NS))
         return false;
     /* What streams copy when they are released must not look like numbers. */
+    uint64_t first = 0;
     uint32_t feeding; /* bit k: slot k */
-    if (!hcl_gpu_spoil(comm, &feeding) && atomic_fetch_add(&ctx->spoil_rounds, 1) < SPOIL_ROUNDS)
+    if (!hcl_gpu_spoil(comm, &feeding) &&
+        (atomic_compare_exchange_strong(&comm->spoil_since, &first, now) || now - first < SPOIL_NS))
         return false;
-    for (unsigned k = 0; k < HRP_OP_SLOTS; k++) {
-        if (feeding >> k & 1)
-            continue;
-        atomic_store_explicit(&comm->area->flags[k].done, HRP_FLAG_POISON, memory_order_release);
-        hcl_futex_wake(hcl_low_word(&comm->area->flags[k].done));
-    }
+    poison_slots(comm, ~feeding);
     return feeding == 0;
 }
 

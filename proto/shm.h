@@ -107,8 +107,8 @@ struct hrp_op_flags {
        client stores it seq_cst before it re-reads done, the daemon loads it seq_cst after it stored done. */
     _Alignas(HRP_LINE) _Atomic uint64_t ready;
     _Atomic uint32_t waiting;
-    /* Writer: daemon (client: HRP_FLAG_POISON, only after the daemon's pidfd is readable). release/acquire.
-       Futex word: its low 32 bits. */
+    /* Writer: daemon; the client once the session is lost and the daemon lets go for certain: HRP_FLAG_POISON, before it, of ops
+       that a stream copies out of the window, the chunks that it made NaN. release/acquire. Futex word: its low 32 bits. */
     _Alignas(HRP_LINE) _Atomic uint64_t done;
 };
 _Static_assert(sizeof(struct hrp_op_flags) == 2 * (size_t)HRP_LINE, "ready and done on lines of their own");

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels/gpu_driver.h"
 #include "tests/lib/harness.h"
@@ -402,6 +403,33 @@ static int run_hints(struct hpf_rank *me)
     return ht_leave(&e);
 }
 
+/* Deferred ops have all slots when the communicator fails: the next post and the end wait for none of them. */
+static int run_full(struct hpf_rank *me)
+{
+    struct ht_env e;
+    hrg_stream stream;
+    struct sum s = {.count = 1000, .keep = true};
+    hclient_result_t r = HCLIENT_OK;
+    if (open_gpu(me) != 0 || ht_join(&e, me, 0, NULL) != 0 || new_stream(&e, &stream) != 0 ||
+        fill(&e, &s, stream) != 0)
+        return 1;
+    if (me->rank == 1) {
+        nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+        HT_TRY(me, hclient_comm_abort(e.comm));
+    }
+    for (unsigned i = 0; me->rank == 0 && i < HCLIENT_MAX_OPS && r == HCLIENT_OK; i++)
+        r = post(e.comm, &s, stream, HCLIENT_DEFER_WAIT);
+    for (unsigned i = 0; me->rank == 0 && r == HCLIENT_OK; i++) {
+        HT_EXPECT(me, i < 20000, "the other rank's abort is not heard of");
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        HT_TRY(me, hclient_comm_get_async_error(e.comm, &r));
+    }
+    r = post(e.comm, &s, stream, HCLIENT_DEFER_WAIT);
+    HT_EXPECT(me, r == HCLIENT_ABORTED, "a post on a communicator that failed: %s", hclient_strerror(r));
+    HT_TRY(me, hclient_comm_destroy(e.comm));
+    return 0;
+}
+
 static void with(unsigned nnodes, unsigned nranks, const char *staged_bytes, hpf_rank_fn fn)
 {
     setenv("HREDUCE_GPU_STAGED_BYTES", staged_bytes, 1);
@@ -420,5 +448,6 @@ int main(void)
     with(1, 2, "0", run_one_queue);
     with(1, 2, "0", run_hints);
     with(1, 3, "0", any_order);
+    with(1, 2, "100000000", run_full);
     return 0;
 }
