@@ -147,9 +147,15 @@ def defer(comm, host, numbers):
 
 
 def hook(comm, host, numbers):
-    """Two backward passes of some buckets; the last rank is late with each, and nothing on the others stands still."""
+    """Two backward passes of some buckets. Where waits are deferred, the last rank is late with each but the last: it posts
+    when the others have computed something behind theirs, which they never do in a stream that stands still."""
     import hclient.torch
+    from cluster import wait_for
 
+    def marks(turn, i):
+        return [os.path.join(os.environ["HREDUCE_TEST_MARKS"], f"beside-{turn}-{i}-{r}") for r in range(comm.nranks)]
+
+    last = comm.nranks - 1
     assert hclient.torch._DEFER == (os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1")
     compute = torch().cuda.current
     beside = Tensor(CUDA, 1000)
@@ -159,12 +165,20 @@ def hook(comm, host, numbers):
             put(tensor, host, numbers, comm.rank + turn + i, compute)
         futures = []
         for i, tensor in enumerate(tensors):
+            late = hclient.torch._DEFER and i < BUCKETS - 1
+            if late and comm.rank == last:
+                wait_for(
+                    lambda: all(map(os.path.exists, marks(turn, i)[:last])),  # noqa: B023
+                    30,
+                    f"the other ranks' work beside bucket {i}, which this rank has not posted",
+                )
             futures.append(hclient.torch.allreduce_hook(comm, Bucket(i, tensor)))
-            if hclient.torch._DEFER and i < BUCKETS - 1:
+            if late:
                 assert futures[-1].value is None
                 handle = ctypes.c_void_p(compute.cuda_stream)
                 check(CUDA.cuMemsetD8Async(ctypes.c_uint64(beside.address), 1, ctypes.c_size_t(4000), handle))
                 check(CUDA.cuStreamSynchronize(handle))
+                open(marks(turn, i)[comm.rank], "x", encoding="utf-8").close()
         for i, future in enumerate(futures):
             assert future.wait() is tensors[i]
             expect(tensors[i], host, numbers, (comm.nranks - 1) / 2 + turn + i, compute)
@@ -187,7 +201,7 @@ def rank():
     sys.modules["torch"] = types.SimpleNamespace(
         cuda=cuda_module, futures=types.SimpleNamespace(Future=Future), __name__="torch"
     )
-    sys.path.insert(0, os.path.join(ROOT, "client", "python"))
+    sys.path[:0] = [os.path.join(ROOT, "client", "python"), os.path.join(ROOT, "tests", "lib")]
     import hclient
 
     comm = hclient.Comm.from_name("gpu")
@@ -228,6 +242,7 @@ def main():
     env["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
     command = [os.environ.get("HREDUCE_PYTHON", sys.executable), os.path.abspath(__file__), "rank"]
     with Cluster(2) as cluster:
+        env["HREDUCE_TEST_MARKS"] = cluster.root
         cluster.wait(cluster.ranks(4, command, env=env), 100)
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
         cluster.wait(cluster.ranks(4, command, env=env), 100)
