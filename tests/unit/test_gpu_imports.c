@@ -203,16 +203,23 @@ static void first_of_two_fails(void)
     OK(drv->CtxSetCurrent(job_ctx(0)));
     struct hrd_gpu_source s = vmm_source(0, &ptr, 4 * MIB, 2);
     hrd_gpus_import(gpus, 7, 9, &s);
-    while (fake_gpu_calls("StreamCreateWithPriority") == 0)
+    double end = now_s() + LIMIT_S;
+    while (fake_gpu_calls("StreamCreateWithPriority") == 0) {
         nap();
+        CHECK(now_s() < end);
+    }
     OK(drv->CtxSetCurrent(job_ctx(1)));
     s = vmm_source(1, &ptr, 4 * MIB, 2);
     hrd_gpus_import(gpus, 7, 9, &s);
     struct hrd_gpu_event *first, *second;
-    while (!(first = hrd_gpus_take_events(gpus)))
+    while (!(first = hrd_gpus_take_events(gpus))) {
         nap();
-    for (second = first->next; !second; second = hrd_gpus_take_events(gpus))
+        CHECK(now_s() < end);
+    }
+    for (second = first->next; !second; second = hrd_gpus_take_events(gpus)) {
         nap();
+        CHECK(now_s() < end);
+    }
     CHECK(!first->import && strstr(first->text, "streams for copies"));
     CHECK(second->import && second->gpu == 1);
     struct hrd_gpu_info info[2];
