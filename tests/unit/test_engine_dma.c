@@ -70,6 +70,39 @@ static void close_four(void)
         buffer_close(&four[i]);
 }
 
+static void fill_four(void)
+{
+    for (int i = 0; i < 4; i++)
+        fill(&four[i], false);
+}
+
+static void compare_four(const char *what)
+{
+    for (int i = 0; i < 4; i++)
+        compare(&four[i], what);
+}
+
+/* A fold of `four` in place, n elements from `at` on. */
+static struct hrd_work *fold_four(uint64_t at, uint64_t n, struct outcome *o)
+{
+    struct hrd_work *w = work(HRD_WORK_FOLD, hrk_fold_single(HRP_I32, HRP_SUM, 4), n, o);
+    for (int i = 0; i < 4; i++)
+        source(w, four[i].span, at * 4);
+    for (int i = 0; i < 4; i++)
+        sink(w, four[i].span, at * 4);
+    return w;
+}
+
+static void expect_fold(uint64_t at, uint64_t n)
+{
+    struct hrk_fold fold = hrk_fold_single(HRP_I32, HRP_SUM, 4);
+    const void *src[4];
+    void *dst[4];
+    for (int i = 0; i < 4; i++)
+        src[i] = dst[i] = four[i].host + at * 4;
+    hrk_fold(&fold, dst, 4, src, 4, n);
+}
+
 static void folds(void)
 {
     open_world(60000, BOUNCE);
@@ -133,15 +166,10 @@ static void together(void)
     open_world(60000, BOUNCE);
     open_four();
     unsigned failed = 0;
-    for (int i = 0; i < 4; i++)
-        fill(&four[i], false);
+    fill_four();
     for (int k = 0; k < 3; k++) {
         struct outcome o = {0};
-        struct hrd_work *w = work(HRD_WORK_FOLD, hrk_fold_single(HRP_I32, HRP_SUM, 4), 900000, &o);
-        for (int i = 0; i < 4; i++)
-            source(w, four[i].span, 0);
-        for (int i = 0; i < 4; i++)
-            sink(w, four[i].span, 0);
+        struct hrd_work *w = fold_four(0, 900000, &o);
         engine->table->submit(engine, w);
         finish(&o);
         failed += o.failed;
@@ -206,8 +234,7 @@ static void copies(void)
     static const uint64_t sizes[] = {1, 4097, 3 * MIB - 500};
     for (int k = 0; k < 3; k++) {
         uint64_t n = sizes[k];
-        for (int i = 0; i < 4; i++)
-            fill(&four[i], false);
+        fill_four();
         for (uint64_t i = 0; i < n; i++)
             arena[i] = (char)(plain[i] = (unsigned char)fake_gpu_random());
         one_copy(host_span(plain), plain, four, 4, n);
@@ -273,15 +300,9 @@ static void crowded(void)
     static struct outcome o[N];
     struct hrd_work *w[N];
     uint64_t n = 50000;
-    struct hrk_fold fold = hrk_fold_single(HRP_I32, HRP_SUM, 4);
-    for (int i = 0; i < 4; i++)
-        fill(&four[i], false);
+    fill_four();
     for (uint64_t k = 0; k < N; k++) {
-        w[k] = work(HRD_WORK_FOLD, fold, k == 11 ? 0 : n, &o[k]);
-        for (int i = 0; i < 4; i++)
-            source(w[k], four[i].span, k * n * 4);
-        for (int i = 0; i < 4; i++)
-            sink(w[k], four[i].span, k * n * 4);
+        w[k] = fold_four(k * n, k == 11 ? 0 : n, &o[k]);
         engine->table->submit(engine, w[k]);
     }
     bool silent = false;
@@ -295,40 +316,11 @@ static void crowded(void)
         CHECK(!o[k].failed);
     }
     CHECK(silent && !engine->table->silent(engine) && !engine->table->arm(engine, 0));
-    for (uint64_t k = 0; k < N; k++) {
-        if (k == 11)
-            continue;
-        const void *src[4];
-        void *dst[4];
-        for (int i = 0; i < 4; i++)
-            src[i] = dst[i] = four[i].host + k * n * 4;
-        hrk_fold(&fold, dst, 4, src, 4, n);
-    }
-    for (int i = 0; i < 4; i++)
-        compare(&four[i], "crowded");
+    for (uint64_t k = 0; k < N; k++)
+        expect_fold(k * n, k == 11 ? 0 : n);
+    compare_four("crowded");
     close_four();
     close_world();
-}
-
-/* A fold of `four` in place, n elements from `at` on. */
-static struct hrd_work *fold_four(uint64_t at, uint64_t n, struct outcome *o)
-{
-    struct hrd_work *w = work(HRD_WORK_FOLD, hrk_fold_single(HRP_I32, HRP_SUM, 4), n, o);
-    for (int i = 0; i < 4; i++)
-        source(w, four[i].span, at * 4);
-    for (int i = 0; i < 4; i++)
-        sink(w, four[i].span, at * 4);
-    return w;
-}
-
-static void expect_fold(uint64_t at, uint64_t n)
-{
-    struct hrk_fold fold = hrk_fold_single(HRP_I32, HRP_SUM, 4);
-    const void *src[4];
-    void *dst[4];
-    for (int i = 0; i < 4; i++)
-        src[i] = dst[i] = four[i].host + at * 4;
-    hrk_fold(&fold, dst, 4, src, 4, n);
 }
 
 static bool want_them;
@@ -346,8 +338,7 @@ static void given_up(void)
     setenv("FAKE_CUDA_NO_P2P", "0-1,0-2,1-2", 1);
     open_world(60000, BOUNCE);
     open_four();
-    for (int i = 0; i < 4; i++)
-        fill(&four[i], false);
+    fill_four();
     struct outcome o[2] = {{0}};
     struct hrd_work *w[2] = {fold_four(0, BYTES / 4, &o[0]), fold_four(0, BYTES / 4, &o[1])};
     want_them = true;
@@ -355,8 +346,11 @@ static void given_up(void)
     unsigned before = fake_gpu_calls("MemcpyDtoHAsync");
     engine->table->submit(engine, w[0]);
     engine->table->submit(engine, w[1]);
-    while (fake_gpu_calls("MemcpyDtoHAsync") < before + 4)
+    double end = now_s() + LIMIT_S;
+    while (fake_gpu_calls("MemcpyDtoHAsync") < before + 4) {
         turn();
+        CHECK(now_s() < end);
+    }
     CHECK(!o[0].done);
     want_them = false;
     unsigned begun = fake_gpu_calls("MemcpyDtoHAsync");
@@ -366,19 +360,16 @@ static void given_up(void)
     CHECK(fake_gpu_calls("MemcpyDtoHAsync") <= begun + 12); /* of three chunks, of dozens */
     CHECK(!engine->table->silent(engine) && !engine->table->arm(engine, 0));
     /* The memory is its owner's again. */
-    for (int i = 0; i < 4; i++)
-        fill(&four[i], false);
+    fill_four();
     for (int i = 0; i < 200; i++)
         turn();
-    for (int i = 0; i < 4; i++)
-        compare(&four[i], "given up");
+    compare_four("given up");
     struct outcome next = {0};
     struct hrd_work *n = fold_four(0, 100000, &next);
     engine->table->submit(engine, n);
     finish(&next);
     expect_fold(0, 100000);
-    for (int i = 0; i < 4; i++)
-        compare(&four[i], "the next one");
+    compare_four("the next one");
     free(w[0]);
     free(w[1]);
     free(n);
@@ -393,8 +384,7 @@ static void turns(void)
     setenv("FAKE_CUDA_NO_P2P", "0-1,0-2,1-2", 1);
     open_world(60000, BOUNCE);
     open_four();
-    for (int i = 0; i < 4; i++)
-        fill(&four[i], false);
+    fill_four();
     const uint64_t small = 1000, large = BYTES / 4 - small;
     struct outcome o[2] = {{0}};
     struct hrd_work *w[2] = {fold_four(0, large, &o[0]), fold_four(large, small, &o[1])};
@@ -404,8 +394,7 @@ static void turns(void)
     finish(&o[1]);
     CHECK(!o[0].failed && !o[1].failed && o[1].done < o[0].done);
     expect_fold(0, large + small);
-    for (int i = 0; i < 4; i++)
-        compare(&four[i], "turns");
+    compare_four("turns");
     free(w[0]);
     free(w[1]);
     close_four();
@@ -464,11 +453,7 @@ static void numa(void)
 static struct outcome try_fold(uint64_t n)
 {
     struct outcome o = {0};
-    struct hrd_work *w = work(HRD_WORK_FOLD, hrk_fold_single(HRP_I32, HRP_SUM, 4), n, &o);
-    for (int i = 0; i < 4; i++)
-        source(w, four[i].span, 0);
-    for (int i = 0; i < 4; i++)
-        sink(w, four[i].span, 0);
+    struct hrd_work *w = fold_four(0, n, &o);
     engine->table->submit(engine, w);
     finish(&o);
     free(w);
@@ -482,8 +467,7 @@ static void failing_calls(void)
     setenv("FAKE_CUDA_NO_P2P", "0-1,0-2,1-2", 1); /* no trials that make such calls */
     open_world(60000, 4 * MIB);
     open_four();
-    for (int i = 0; i < 4; i++)
-        fill(&four[i], false); /* 4 copies to the device */
+    fill_four(); /* 4 copies to the device */
     unsigned failed = 0;
     for (int k = 0; k < 8; k++) {
         struct outcome o = try_fold(900000);
@@ -506,8 +490,7 @@ static void failing_trials(void)
     setenv("FAKE_CUDA_DELAY", "MemcpyPeerAsync=5000", 1);
     open_world(60000, 4 * MIB);
     open_four();
-    for (int i = 0; i < 4; i++)
-        fill(&four[i], false);
+    fill_four();
     one_fold(four, 4, hrk_fold_single(HRP_I32, HRP_SUM, 4), 700001, true, false);
     close_four();
     close_world();
