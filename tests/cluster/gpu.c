@@ -4,7 +4,6 @@
  * kind; several streams on one communicator; ranks with GPU and ranks with host memory in one op; what is refused, and that it
  * leaves a capture intact. timeout: 240
  */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,38 +97,21 @@ static int streams_at_once(struct ht_env *e)
     return 0;
 }
 
-/* A word that a stream waits for. */
-struct gate {
-    _Atomic uint64_t *host;
-    hrg_ptr dev;
-};
-
-static int gate_new(struct ht_env *e, struct gate *g)
-{
-    void *p;
-    HT_CUDA(e->me, drv->MemAllocHost(&p, 64));
-    g->host = p;
-    atomic_store(g->host, 0);
-    HT_CUDA(e->me, drv->MemHostGetDevicePointer(&g->dev, p, 0));
-    return 0;
-}
-
 /* The stream of the older op is held back on every rank; the younger one is over before. */
 static int younger_first(struct ht_env *e)
 {
     struct ht_flight f[2];
-    struct gate gate;
+    struct ht_gate gate;
     hrg_stream held, other;
     HT_CUDA(e->me, drv->StreamCreateWithPriority(&held, HRG_STREAM_NON_BLOCKING, 0));
     HT_CUDA(e->me, drv->StreamCreateWithPriority(&other, HRG_STREAM_NON_BLOCKING, 0));
     for (unsigned round = 0; round < 4; round++) {
-        if (gate_new(e, &gate) != 0)
+        if (ht_gate_new(e, &gate) != 0)
             return 1;
         struct ht_coll c = {
             .coll = HRP_ALL_REDUCE, .dtype = HRP_F32, .redop = HRP_SUM, .count = 5000, .gpu = true};
         c.stream = held;
-        HT_CUDA(e->me, drv->StreamWaitValue64(held, gate.dev, 1, HRG_WAIT_GEQ));
-        if (ht_post(e, &c, NULL, NULL, &f[0]) != 0)
+        if (ht_gate_hold(e, &gate, held) != 0 || ht_post(e, &c, NULL, NULL, &f[0]) != 0)
             return 1;
         static unsigned char room[2][40000];
         c.stream = other;
@@ -140,7 +122,7 @@ static int younger_first(struct ht_env *e)
                   "an op is over although its stream is held");
         if (hpf_rank_barrier(e->me, false, ht_ms(30000)) < 0)
             return 1;
-        atomic_store(gate.host, 1);
+        atomic_store(gate.word, 1);
         if (ht_verify(e, &f[0]) != 0)
             return 1;
     }
@@ -155,7 +137,7 @@ static int page_of_a_small_op(struct ht_env *e)
 {
     enum { WINDOW = 3 << 20, PAGE = 4096, FILLERS = 24, FILLER = (WINDOW - 3 * PAGE) / FILLERS };
     struct ht_flight f;
-    struct gate gate;
+    struct ht_gate gate;
     hrg_stream held, other;
     hrg_ptr d;
     hclient_op_t op;
@@ -163,7 +145,7 @@ static int page_of_a_small_op(struct ht_env *e)
     HT_CUDA(e->me, drv->StreamCreateWithPriority(&other, HRG_STREAM_NON_BLOCKING, 0));
     HT_CUDA(e->me, drv->MemAlloc(&d, 1 << 20));
     HT_CUDA(e->me, drv->MemsetD8Async(d, 0, 1 << 20, other));
-    if (gate_new(e, &gate) != 0)
+    if (ht_gate_new(e, &gate) != 0)
         return 1;
     /* A page, then one and a half: the next op begins in the middle of one. */
     static const unsigned before[] = {1, PAGE / 4 * 3 / 2};
@@ -178,8 +160,8 @@ static int page_of_a_small_op(struct ht_env *e)
                         .count = 2 * PAGE / 4,
                         .gpu = true,
                         .stream = held};
-    if (e->me->rank == 0)
-        HT_CUDA(e->me, drv->StreamWaitValue64(held, gate.dev, 1, HRG_WAIT_GEQ));
+    if (e->me->rank == 0 && ht_gate_hold(e, &gate, held) != 0)
+        return 1;
     if (ht_post(e, &c, NULL, NULL, &f) != 0)
         return 1;
     for (unsigned i = 0; i < FILLERS; i++)
@@ -191,7 +173,7 @@ static int page_of_a_small_op(struct ht_env *e)
     hpf_sleep_ms(200); /* for the copy, if it does not wait */
     if (hpf_rank_barrier(e->me, false, ht_ms(30000)) < 0)
         return 1;
-    atomic_store(gate.host, 1);
+    atomic_store(gate.word, 1);
     if (ht_verify(e, &f) != 0)
         return 1;
     HT_TRY(e->me, hclient_wait(op));
@@ -230,19 +212,6 @@ static int mixed(struct ht_env *e)
     return 0;
 }
 
-/* How often the driver's cuNAME was called by this process. */
-static unsigned calls(const char *name)
-{
-    void *lib = dlopen(getenv("HREDUCE_CUDA_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);
-    void *sym = lib ? dlsym(lib, "fake_cuda_calls") : NULL;
-    unsigned (*count)(const char *);
-    memcpy(&count, &sym, sizeof(count));
-    unsigned n = sym ? count(name) : 0;
-    if (lib)
-        dlclose(lib);
-    return n;
-}
-
 /* More ops than slots, without a wait, and the sums afterwards; one allocation freed and made anew in between. */
 static int back_to_back(struct ht_env *e)
 {
@@ -253,7 +222,8 @@ static int back_to_back(struct ht_env *e)
     HT_CUDA(e->me, drv->StreamCreateWithPriority(&s, HRG_STREAM_NON_BLOCKING, 0));
     HT_CUDA(e->me, drv->MemAllocHost(&p, OPS * COUNT * sizeof(int32_t)));
     int32_t *host = p;
-    unsigned n = e->me->nranks, batches = calls("StreamBatchMemOp"), writes = calls("StreamWriteValue64");
+    unsigned n = e->me->nranks, batches = ht_gpu_calls("StreamBatchMemOp"),
+             writes = ht_gpu_calls("StreamWriteValue64");
     for (unsigned round = 0; round < 2; round++) {
         HT_CUDA(e->me, drv->MemAlloc(&in, OPS * COUNT * sizeof(int32_t)));
         HT_CUDA(e->me, drv->MemAlloc(&out, OPS * COUNT * sizeof(int32_t)));
@@ -276,17 +246,10 @@ static int back_to_back(struct ht_env *e)
     }
     HT_TRY(e->me, hclient_comm_wait(e->comm));
     /* Each call of the driver costs some microseconds: between its two copies an op makes one, and one behind them. */
-    batches = calls("StreamBatchMemOp") - batches;
-    writes = calls("StreamWriteValue64") - writes;
+    batches = ht_gpu_calls("StreamBatchMemOp") - batches;
+    writes = ht_gpu_calls("StreamWriteValue64") - writes;
     HT_EXPECT(e->me, batches + writes == 2 * 2 * OPS, "%u small ops enqueued words in %u + %u calls", 2 * OPS,
               batches, writes);
-    return 0;
-}
-
-static int refused(struct ht_env *e, hclient_result_t r, hclient_result_t want, const char *words)
-{
-    HT_EXPECT(e->me, r == want && strstr(hclient_last_error(NULL), words), "gave %s: %s (expected %s ... %s)",
-              hclient_strerror(r), hclient_last_error(NULL), hclient_strerror(want), words);
     return 0;
 }
 
@@ -299,19 +262,24 @@ static int refusals(struct ht_env *e)
     HT_CUDA(e->me, drv->MemAlloc(&d, 4096));
     void *dev = (void *)(uintptr_t)d;
     HT_CUDA(e->me, drv->StreamCreateWithPriority(&s, 0, 0));
-    int bad = refused(e, hclient_all_reduce(e->comm, dev, host, 100, HCLIENT_FLOAT32, HCLIENT_SUM, s, NULL),
-                      HCLIENT_UNSUPPORTED, "one kind of memory on a rank");
-    bad |= refused(e, hclient_all_reduce(e->comm, host, host, 100, HCLIENT_FLOAT32, HCLIENT_SUM, s, NULL),
+    int bad =
+        ht_refused(e->me, hclient_all_reduce(e->comm, dev, host, 100, HCLIENT_FLOAT32, HCLIENT_SUM, s, NULL),
+                   HCLIENT_UNSUPPORTED, "one kind of memory on a rank");
+    bad |=
+        ht_refused(e->me, hclient_all_reduce(e->comm, host, host, 100, HCLIENT_FLOAT32, HCLIENT_SUM, s, NULL),
                    HCLIENT_INVALID_ARGUMENT, "must be NULL for host buffers");
-    bad |= refused(e, hclient_all_reduce(e->comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, host, NULL),
-                   HCLIENT_SYSTEM, "CUDA_ERROR_INVALID_HANDLE");
+    bad |= ht_refused(e->me,
+                      hclient_all_reduce(e->comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, host, NULL),
+                      HCLIENT_SYSTEM, "CUDA_ERROR_INVALID_HANDLE");
     /* A capture: refused, it goes on and ends well, with what was captured before and after. */
     HT_CUDA(e->me, drv->StreamBeginCapture(s, HRG_CAPTURE_MODE_GLOBAL));
     HT_CUDA(e->me, drv->MemsetD8Async(d, 1, 100, s));
-    bad |= refused(e, hclient_all_reduce(e->comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, s, NULL),
+    bad |=
+        ht_refused(e->me, hclient_all_reduce(e->comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, s, NULL),
                    HCLIENT_UNSUPPORTED, "cannot be captured");
-    bad |= refused(e, hclient_all_reduce(e->comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, NULL, NULL),
-                   HCLIENT_UNSUPPORTED, "while another stream captures");
+    bad |= ht_refused(e->me,
+                      hclient_all_reduce(e->comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, NULL, NULL),
+                      HCLIENT_UNSUPPORTED, "while another stream captures");
     HT_CUDA(e->me, drv->MemsetD8Async(d, 2, 100, s));
     HT_CUDA(e->me, drv->StreamEndCapture(s, &graph));
     HT_CUDA(e->me, drv->GraphDestroy(graph));
@@ -381,15 +349,15 @@ static int address_used_again(struct ht_env *e)
 static int slices(struct ht_env *e)
 {
     hrg_ptr p;
-    unsigned before = calls("IpcGetMemHandle"), batches = calls("StreamBatchMemOp");
+    unsigned before = ht_gpu_calls("IpcGetMemHandle"), batches = ht_gpu_calls("StreamBatchMemOp");
     HT_CUDA(e->me, drv->MemAlloc(&p, 4 << 20));
     for (unsigned i = 0; i < 60; i++)
         if (sum_at(e, p + i * 40004, 10000 + i, "a slice") != 0)
             return 1;
-    HT_EXPECT(e->me, calls("IpcGetMemHandle") == before + 1, "60 slices of one allocation were %u imports",
-              calls("IpcGetMemHandle") - before);
-    HT_EXPECT(e->me, calls("StreamBatchMemOp") == batches + 60, "60 ops enqueued their words in %u calls",
-              calls("StreamBatchMemOp") - batches);
+    HT_EXPECT(e->me, ht_gpu_calls("IpcGetMemHandle") == before + 1,
+              "60 slices of one allocation were %u imports", ht_gpu_calls("IpcGetMemHandle") - before);
+    HT_EXPECT(e->me, ht_gpu_calls("StreamBatchMemOp") == batches + 60,
+              "60 ops enqueued their words in %u calls", ht_gpu_calls("StreamBatchMemOp") - batches);
     HT_CUDA(e->me, drv->MemFree(p));
     return 0;
 }
@@ -420,7 +388,7 @@ static int growing(struct ht_env *e, int types, const char *what)
     }
     if (sum_at(e, range + 12, (unsigned)(MAPPINGS * MAPPING / 4 - 3), what) != 0)
         return 1;
-    unsigned exported = calls("MemExportToShareableHandle");
+    unsigned exported = ht_gpu_calls("MemExportToShareableHandle");
     HT_EXPECT(e->me, (exported > 0) == (types != 0), "%s: %u exports", what, exported);
     HT_CUDA(e->me, drv->MemUnmap(range, (size_t)MAPPINGS * MAPPING));
     HT_CUDA(e->me, drv->MemAddressFree(range, (size_t)MAPPINGS * MAPPING));
@@ -487,8 +455,8 @@ static int run_old(struct hpf_rank *me)
         return 1;
     HT_CUDA(me, drv->MemAlloc(&d, 4096));
     void *dev = (void *)(uintptr_t)d;
-    if (refused(&e, hclient_all_reduce(e.comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, NULL, NULL),
-                HCLIENT_UNSUPPORTED, "need a driver for CUDA 11.7 or newer") != 0)
+    if (ht_refused(me, hclient_all_reduce(e.comm, dev, dev, 100, HCLIENT_FLOAT32, HCLIENT_SUM, NULL, NULL),
+                   HCLIENT_UNSUPPORTED, "need a driver for CUDA 11.7 or newer") != 0)
         return 1;
     struct ht_coll c = {.coll = HRP_ALL_REDUCE, .dtype = HRP_F32, .redop = HRP_SUM, .count = 1000};
     return ht_collective(&e, &c) != 0 ? 1 : ht_leave(&e);

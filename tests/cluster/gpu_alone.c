@@ -3,7 +3,6 @@
  * A communicator of one rank on GPU buffers, on the driver without a GPU: every collective is one copy of the stream, or in
  * place nothing; in the stream's order, and the op is over when the stream has passed it. timeout: 120
  */
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,23 +11,10 @@
 
 static const struct hrg_driver *drv;
 
-/* How often the driver's cuNAME was called by this process. */
-static unsigned calls(const char *name)
-{
-    void *lib = dlopen(getenv("HREDUCE_CUDA_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);
-    void *sym = lib ? dlsym(lib, "fake_cuda_calls") : NULL;
-    unsigned (*count)(const char *);
-    memcpy(&count, &sym, sizeof(count));
-    unsigned n = sym ? count(name) : 0;
-    if (lib)
-        dlclose(lib);
-    return n;
-}
-
 static int shapes(struct ht_env *e)
 {
     static const uint64_t counts[] = {0, 1, 1023, 65537, 900001};
-    unsigned copies = 0, before = calls("MemcpyDtoDAsync"), k = 0;
+    unsigned copies = 0, before = ht_gpu_calls("MemcpyDtoDAsync"), k = 0;
     for (unsigned coll = 0; coll < HRP_NCOLLS; coll++)
         for (unsigned i = 0; i < sizeof(counts) / sizeof(counts[0]); i++, k++) {
             struct ht_coll c = {.coll = coll,
@@ -42,11 +28,11 @@ static int shapes(struct ht_env *e)
             if (ht_collective(e, &c) != 0)
                 return 1;
         }
-    HT_EXPECT(e->me, calls("MemcpyDtoDAsync") == before + copies, "%u ops out of place made %u copies",
-              copies, calls("MemcpyDtoDAsync") - before);
+    HT_EXPECT(e->me, ht_gpu_calls("MemcpyDtoDAsync") == before + copies, "%u ops out of place made %u copies",
+              copies, ht_gpu_calls("MemcpyDtoDAsync") - before);
     HT_EXPECT(e->me,
-              calls("IpcGetMemHandle") == 0 && calls("StreamWaitValue64") == 0 &&
-                  calls("StreamBatchMemOp") == 0,
+              ht_gpu_calls("IpcGetMemHandle") == 0 && ht_gpu_calls("StreamWaitValue64") == 0 &&
+                  ht_gpu_calls("StreamBatchMemOp") == 0,
               "memory was exported, or a stream waits, although nobody else takes part");
     return 0;
 }
@@ -56,13 +42,10 @@ static int order(struct ht_env *e)
 {
     struct ht_flight f;
     hrg_stream held;
-    hrg_ptr gate_dev;
-    void *gate;
+    struct ht_gate gate;
     HT_CUDA(e->me, drv->StreamCreateWithPriority(&held, HRG_STREAM_NON_BLOCKING, 0));
-    HT_CUDA(e->me, drv->MemAllocHost(&gate, 64));
-    memset(gate, 0, 64);
-    HT_CUDA(e->me, drv->MemHostGetDevicePointer(&gate_dev, gate, 0));
-    HT_CUDA(e->me, drv->StreamWaitValue64(held, gate_dev, 1, HRG_WAIT_GEQ));
+    if (ht_gate_new(e, &gate) != 0 || ht_gate_hold(e, &gate, held) != 0)
+        return 1;
     struct ht_coll c = {.coll = HRP_ALL_REDUCE,
                         .dtype = HRP_F32,
                         .redop = HRP_AVG,
@@ -82,7 +65,7 @@ static int order(struct ht_env *e)
     HT_EXPECT(e->me, host[99] == 99, "a sum over one rank is %d", host[99]);
     hpf_sleep_ms(50); /* for what does not wait */
     HT_EXPECT(e->me, hclient_test(f.op) == HCLIENT_IN_PROGRESS, "an op is over although its stream is held");
-    atomic_store((_Atomic uint64_t *)gate, 1);
+    atomic_store(gate.word, 1);
     return ht_verify(e, &f);
 }
 

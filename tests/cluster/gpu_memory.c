@@ -4,7 +4,6 @@
  * them in; no context is made for a rank; allocations beyond the cache's limit push out the oldest that is not in use; an import
  * that the daemon is refused is copied instead, with the reason; memory that cannot be pinned is refused in words. timeout: 60
  */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,19 +14,6 @@
 enum { COUNT = 20000 };
 
 static const struct hrg_driver *drv;
-
-/* How often the driver's cuNAME was called by this process. */
-static unsigned calls(const char *name)
-{
-    void *lib = dlopen(getenv("HREDUCE_CUDA_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);
-    void *sym = lib ? dlsym(lib, "fake_cuda_calls") : NULL;
-    unsigned (*count)(const char *);
-    memcpy(&count, &sym, sizeof(count));
-    unsigned n = sym ? count(name) : 0;
-    if (lib)
-        dlclose(lib);
-    return n;
-}
 
 static int sum(struct ht_env *e)
 {
@@ -51,10 +37,10 @@ static int visible(struct hpf_rank *me)
     for (unsigned i = 0; i < 3; i++)
         if (sum(&e) != 0)
             return 1;
-    HT_EXPECT(me, calls("IpcGetMemHandle") > 0, "nothing was imported");
+    HT_EXPECT(me, ht_gpu_calls("IpcGetMemHandle") > 0, "nothing was imported");
     /* The test's own is one; the library asks for none. */
-    HT_EXPECT(me, calls("DevicePrimaryCtxRetain") == 1, "%u contexts were asked for",
-              calls("DevicePrimaryCtxRetain"));
+    HT_EXPECT(me, ht_gpu_calls("DevicePrimaryCtxRetain") == 1, "%u contexts were asked for",
+              ht_gpu_calls("DevicePrimaryCtxRetain"));
     return ht_leave(&e);
 }
 
@@ -83,17 +69,17 @@ static int crowd(struct hpf_rank *me)
         if (in_place(&e, p[i]) != 0)
             return 1;
     }
-    HT_EXPECT(me, calls("IpcGetMemHandle") == LIMIT + MORE, "%u allocations were %u imports", LIMIT + MORE,
-              calls("IpcGetMemHandle"));
+    HT_EXPECT(me, ht_gpu_calls("IpcGetMemHandle") == LIMIT + MORE, "%u allocations were %u imports",
+              LIMIT + MORE, ht_gpu_calls("IpcGetMemHandle"));
     /* The newest are known, the first ones made room. */
     for (unsigned i = MORE; i < LIMIT + MORE; i++)
         if (in_place(&e, p[i]) != 0)
             return 1;
-    HT_EXPECT(me, calls("IpcGetMemHandle") == LIMIT + MORE, "what was used last was pushed out");
+    HT_EXPECT(me, ht_gpu_calls("IpcGetMemHandle") == LIMIT + MORE, "what was used last was pushed out");
     for (unsigned i = 0; i < MORE; i++)
         if (in_place(&e, p[i]) != 0)
             return 1;
-    HT_EXPECT(me, calls("IpcGetMemHandle") == LIMIT + 2 * MORE, "the cache has no limit");
+    HT_EXPECT(me, ht_gpu_calls("IpcGetMemHandle") == LIMIT + 2 * MORE, "the cache has no limit");
     return ht_leave(&e);
 }
 
@@ -128,8 +114,8 @@ static int not_pinned(struct hpf_rank *me)
     HT_CUDA(me, drv->MemAlloc(&p, 4096));
     void *at = (void *)(uintptr_t)p;
     hclient_result_t r = hclient_all_reduce(e.comm, at, at, 10, HCLIENT_FLOAT32, HCLIENT_SUM, NULL, NULL);
-    HT_EXPECT(me, r == HCLIENT_RESOURCE && strstr(hclient_last_error(NULL), "(ulimit -l)"), "gave %s: %s",
-              hclient_strerror(r), hclient_last_error(NULL));
+    if (ht_refused(me, r, HCLIENT_RESOURCE, "(ulimit -l)") != 0)
+        return 1;
     struct ht_coll c = {.coll = HRP_ALL_REDUCE, .dtype = HRP_F32, .redop = HRP_SUM, .count = COUNT};
     return ht_collective(&e, &c) != 0 ? 1 : ht_leave(&e);
 }

@@ -13,7 +13,7 @@
 
 static const struct hrg_driver *drv;
 
-static int sum(struct ht_env *e, hrg_ptr p, unsigned count, hclient_result_t want, const char *words)
+static int refused_sum(struct ht_env *e, hrg_ptr p, unsigned count, const char *words)
 {
     hclient_op_t op = {.number = 0};
     void *at = (void *)(uintptr_t)p;
@@ -21,10 +21,7 @@ static int sum(struct ht_env *e, hrg_ptr p, unsigned count, hclient_result_t wan
         hclient_all_reduce(e->comm, at, at, count, HCLIENT_FLOAT32, HCLIENT_SUM, HRG_STREAM_PER_THREAD, &op);
     if (r == HCLIENT_OK)
         r = hclient_wait(op);
-    HT_EXPECT(e->me, r == want && (words == NULL || strstr(hclient_last_error(NULL), words)),
-              "%u elements gave %s: %s (expected %s ... %s)", count, hclient_strerror(r),
-              r == HCLIENT_OK ? "" : hclient_last_error(NULL), hclient_strerror(want), words ? words : "");
-    return 0;
+    return ht_refused(e->me, r, HCLIENT_UNSUPPORTED, words);
 }
 
 static int join(struct hpf_rank *me, struct ht_env *e)
@@ -57,8 +54,8 @@ static int direct(struct hpf_rank *me)
         "the path report: %s", path);
     hclient_free(path);
     HT_CUDA(me, drv->MemAllocAsync(&p, 400000, HRG_STREAM_PER_THREAD));
-    if (sum(&e, p, 10, HCLIENT_UNSUPPORTED, "without a handle that can be exported") != 0 ||
-        sum(&e, p, 100000, HCLIENT_UNSUPPORTED, "p2p is required") != 0)
+    if (refused_sum(&e, p, 10, "without a handle that can be exported") != 0 ||
+        refused_sum(&e, p, 100000, "p2p is required") != 0)
         return 1;
     HT_CUDA(me, drv->MemFreeAsync(p, HRG_STREAM_PER_THREAD));
     /* Host memory is nobody's concern here, and a refusal costs nothing but its call. */
@@ -76,8 +73,8 @@ static int apart(struct hpf_rank *me)
     if (join(me, &e) != 0)
         return 1;
     HT_CUDA(me, drv->MemAlloc(&p, 400000));
-    if (sum(&e, p, 100000, HCLIENT_UNSUPPORTED, "do not reach each other") != 0 ||
-        sum(&e, p, 10, HCLIENT_UNSUPPORTED, "p2p is required") != 0)
+    if (refused_sum(&e, p, 100000, "do not reach each other") != 0 ||
+        refused_sum(&e, p, 10, "p2p is required") != 0)
         return 1;
     return ht_leave(&e);
 }
@@ -94,9 +91,7 @@ static int no_gpu(struct hpf_rank *me)
         return 1;
     hclient_result_t r =
         hclient_comm_init_rank_config(&comm, (int)me->nranks, page->id[0], (int)me->rank, &config);
-    HT_EXPECT(me, r == HCLIENT_UNSUPPORTED && strstr(hclient_last_error(NULL), "set gpu = on"), "gave %s: %s",
-              hclient_strerror(r), hclient_last_error(NULL));
-    return 0;
+    return ht_refused(me, r, HCLIENT_UNSUPPORTED, "set gpu = on");
 }
 
 static void with(const char *key, bool job_requires, hpf_rank_fn fn)

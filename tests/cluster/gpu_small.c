@@ -140,7 +140,6 @@ static void with(unsigned nnodes, unsigned nranks, hpf_rank_fn fn)
 int main(void)
 {
     ht_gpu_fake("libcuda_fake.so.1");
-    setenv("HREDUCE_GPU_KERNELS", getenv("HREDUCE_CUDA_LIBRARY"), 1); /* any file: the fake has its own */
     setenv("FAKE_CUDA_DEVICES", "1", 1); /* no pair that a busy machine finds too slow */
     with(1, 2, run);
     with(2, 2, run);

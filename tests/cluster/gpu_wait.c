@@ -238,13 +238,6 @@ static int ordinary(struct ht_env *e, unsigned count)
 
 /* ---- what is refused -------------------------------------------------------------------------------------------------- */
 
-static int refused(struct ht_env *e, hclient_result_t r, hclient_result_t want, const char *words)
-{
-    HT_EXPECT(e->me, r == want && strstr(hclient_last_error(NULL), words), "gave %s: %s (expected %s ... %s)",
-              hclient_strerror(r), hclient_last_error(NULL), hclient_strerror(want), words);
-    return 0;
-}
-
 static int slots(struct ht_env *e, hrg_stream stream)
 {
     struct sum s[HCLIENT_MAX_OPS + 1];
@@ -256,8 +249,8 @@ static int slots(struct ht_env *e, hrg_stream stream)
     for (unsigned i = 0; i < HCLIENT_MAX_OPS; i++)
         HT_TRY(e->me, post(e->comm, &s[i], stream, HCLIENT_DEFER_WAIT));
     struct sum *last = &s[HCLIENT_MAX_OPS];
-    if (refused(e, post(e->comm, last, stream, 0), HCLIENT_RESOURCE,
-                "call hclient_stream_wait() for it first"))
+    if (ht_refused(e->me, post(e->comm, last, stream, 0), HCLIENT_RESOURCE,
+                   "call hclient_stream_wait() for it first"))
         return 1;
     HT_TRY(e->me, hclient_stream_wait(s[0].op, stream));
     HT_TRY(e->me, post(e->comm, last, stream, 0));
@@ -278,11 +271,13 @@ static int window(struct ht_env *e, hrg_stream stream)
             return 1;
     }
     struct sum huge = {.data = s[0].data, .count = 1000000};
-    if (refused(e, post(e->comm, &huge, stream, HCLIENT_DEFER_WAIT), HCLIENT_UNSUPPORTED, "do not defer it"))
+    if (ht_refused(e->me, post(e->comm, &huge, stream, HCLIENT_DEFER_WAIT), HCLIENT_UNSUPPORTED,
+                   "do not defer it"))
         return 1;
     HT_TRY(e->me, post(e->comm, &s[0], stream, HCLIENT_DEFER_WAIT));
     HT_TRY(e->me, post(e->comm, &s[1], stream, HCLIENT_DEFER_WAIT));
-    if (refused(e, post(e->comm, &s[2], stream, 0), HCLIENT_RESOURCE, "full of ops whose waits are deferred"))
+    if (ht_refused(e->me, post(e->comm, &s[2], stream, 0), HCLIENT_RESOURCE,
+                   "full of ops whose waits are deferred"))
         return 1;
     HT_TRY(e->me, hclient_stream_wait(s[0].op, stream));
     HT_TRY(e->me, post(e->comm, &s[2], stream, 0));
@@ -303,9 +298,11 @@ static int misuse(struct ht_env *e, hrg_stream stream)
     a.send = a.recv = v;
     a.count = 10;
     a.flags = HCLIENT_DEFER_WAIT;
-    int bad = refused(e, hclient_collective(e->comm, &a, NULL), HCLIENT_INVALID_ARGUMENT, "op is NULL");
+    int bad =
+        ht_refused(e->me, hclient_collective(e->comm, &a, NULL), HCLIENT_INVALID_ARGUMENT, "op is NULL");
     HT_TRY(e->me, hclient_collective(e->comm, &a, &op));
-    bad |= refused(e, hclient_stream_wait(op, stream), HCLIENT_INVALID_ARGUMENT, "one of host buffers");
+    bad |=
+        ht_refused(e->me, hclient_stream_wait(op, stream), HCLIENT_INVALID_ARGUMENT, "one of host buffers");
     HT_TRY(e->me, hclient_wait(op));
     HT_TRY(e->me, hclient_stream_wait((hclient_op_t){.number = 0}, stream));
     struct sum s = {.count = 1000, .salt = 1};
@@ -314,7 +311,7 @@ static int misuse(struct ht_env *e, hrg_stream stream)
     HT_TRY(e->me, post(e->comm, &s, stream, HCLIENT_DEFER_WAIT));
     HT_CUDA(e->me, drv->StreamCreateWithPriority(&capturing, 0, 0));
     HT_CUDA(e->me, drv->StreamBeginCapture(capturing, HRG_CAPTURE_MODE_GLOBAL));
-    bad |= refused(e, hclient_stream_wait(s.op, capturing), HCLIENT_UNSUPPORTED, "cannot be captured");
+    bad |= ht_refused(e->me, hclient_stream_wait(s.op, capturing), HCLIENT_UNSUPPORTED, "cannot be captured");
     HT_CUDA(e->me, drv->StreamEndCapture(capturing, &graph));
     HT_CUDA(e->me, drv->GraphDestroy(graph));
     HT_TRY(e->me, hclient_stream_wait(s.op, stream));

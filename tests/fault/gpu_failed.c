@@ -51,16 +51,6 @@ static bool is_nan(const struct kind *k, const unsigned char *p)
     }
 }
 
-static int gate_new(struct ht_env *e, _Atomic uint64_t **word, hrg_ptr *dev)
-{
-    void *p;
-    HT_CUDA(e->me, drv->MemAllocHost(&p, 64));
-    *word = p;
-    atomic_store(*word, 0);
-    HT_CUDA(e->me, drv->MemHostGetDevicePointer(dev, p, 0));
-    return 0;
-}
-
 /*
  * Rank 0 posts one element less than the others. late: the last rank's stream comes to the op when it has failed for
  * everybody. Integers may keep anything; what matters there is that the stream goes on and the guards are whole.
@@ -69,22 +59,22 @@ static int mismatch(struct ht_env *e, const struct kind *k, unsigned count, bool
 {
     struct hpf_rank *me = e->me;
     hrg_stream stream;
-    hrg_ptr in, out, gate_dev;
-    _Atomic uint64_t *gate;
+    hrg_ptr in, out;
+    struct ht_gate gate;
     void *p;
     size_t bytes = (size_t)count * k->bytes;
     HT_CUDA(me, drv->StreamCreateWithPriority(&stream, HRG_STREAM_NON_BLOCKING, 0));
     HT_CUDA(me, drv->MemAlloc(&in, bytes));
     HT_CUDA(me, drv->MemAlloc(&out, bytes + 2 * GUARD));
     HT_CUDA(me, drv->MemAllocHost(&p, bytes + 2 * GUARD));
-    if (gate_new(e, &gate, &gate_dev) != 0)
+    if (ht_gate_new(e, &gate) != 0)
         return 1;
     unsigned char *host = p;
     HT_CUDA(me, drv->MemsetD8Async(in, 0x11, bytes, stream));
     HT_CUDA(me, drv->MemsetD8Async(out, 0x22, bytes + 2 * GUARD, stream));
     bool held = late && me->rank + 1 == me->nranks;
-    if (held)
-        HT_CUDA(me, drv->StreamWaitValue64(stream, gate_dev, 1, HRG_WAIT_GEQ));
+    if (held && ht_gate_hold(e, &gate, stream) != 0)
+        return 1;
     unsigned mine = count - (me->rank == 0);
     void *to = (void *)(uintptr_t)(out + GUARD), *from = inplace ? to : (void *)(uintptr_t)in;
     hclient_op_t op;
@@ -96,7 +86,7 @@ static int mismatch(struct ht_env *e, const struct kind *k, unsigned count, bool
     }
     if (hpf_rank_barrier(me, false, ht_ms(30000)) < 0)
         return 1;
-    atomic_store(gate, 1);
+    atomic_store(gate.word, 1);
     HT_CUDA(me, drv->MemcpyDtoHAsync(host, out, bytes + 2 * GUARD, stream));
     HT_CUDA(me, drv->StreamSynchronize(stream));
     HT_EXPECT(me, hclient_wait(op) == HCLIENT_MISMATCH, "the late rank's op did not fail");
@@ -274,8 +264,9 @@ static void expect_words(const char *log, unsigned rank)
 
 static void trap(bool daemon_dies)
 {
-    char log[64];
-    snprintf(log, sizeof(log), "/tmp/hreduce-trap.%d", (int)getpid());
+    const char *room = getenv("TMPDIR");
+    char log[PATH_MAX - 16];
+    snprintf(log, sizeof(log), "%s/hreduce-trap.%d", room ? room : "/tmp", (int)getpid());
     struct hpf_cluster *c = ht_cluster(1, keys);
     const struct ht_job job = {.nranks = 3,
                                .fn = daemon_dies ? trap_lost_run : trap_run,

@@ -31,6 +31,14 @@ int ht_call_failed(struct hpf_rank *me, hclient_result_t r, const char *call, in
                          hclient_last_error(NULL));
 }
 
+int ht_refused(struct hpf_rank *me, hclient_result_t r, hclient_result_t want, const char *words)
+{
+    const char *said = r == HCLIENT_OK ? "" : hclient_last_error(NULL);
+    HT_EXPECT(me, r == want && strstr(said, words), "gave %s: %s (expected %s ... %s)", hclient_strerror(r),
+              said, hclient_strerror(want), words);
+    return 0;
+}
+
 /* ---- joining --------------------------------------------------------------------------------------------- */
 
 static int get_id(struct ht_env *e, hclient_unique_id_t *id)

@@ -99,6 +99,9 @@ int ht_call_failed(struct hpf_rank *me, hclient_result_t r, const char *call, in
             return hpf_rank_fail(me, __VA_ARGS__); \
     } while (0)
 
+/* r must be want, with a sentence that has these words. */
+int ht_refused(struct hpf_rank *me, hclient_result_t r, hclient_result_t want, const char *words);
+
 /* The test's own shared memory. */
 void *ht_shared(struct hpf_rank *me);
 /* Room in ht_page.expected, as the job asked for it. */
@@ -178,6 +181,15 @@ const struct hrg_driver *ht_gpu_open(struct hpf_rank *me);
         if (ht_c_ != 0)                                                                         \
             return hpf_rank_fail(me, "line %d: %s gave CUDA error %d", __LINE__, #call, ht_c_); \
     } while (0)
+/* How often the fake's cuNAME was called by this process; UINT_MAX where the driver does not say. */
+unsigned ht_gpu_calls(const char *name);
+/* A word in pinned memory, 0 at first; a stream that it holds goes on when 1 is stored there. */
+struct ht_gate {
+    _Atomic uint64_t *word;
+    uint64_t device;
+};
+int ht_gate_new(struct ht_env *e, struct ht_gate *g);
+int ht_gate_hold(struct ht_env *e, const struct ht_gate *g, void *stream);
 /* Of a flight, by ht_post() and ht_verify(). */
 int ht_gpu_upload(struct ht_env *e, struct ht_flight *f);
 int ht_gpu_download(struct ht_env *e, struct ht_flight *f);
