@@ -23,7 +23,6 @@
 #include "proto/types.h"
 
 #define KIB UINT64_C(1024)
-#define EXIT_SKIP 77 /* of a rank that finds no GPU */
 
 static const uint64_t default_sizes[] = {KIB,           4 * KIB,       16 * KIB,     64 * KIB,
                                          256 * KIB,     KIB *KIB,      4 * KIB *KIB, 16 * KIB *KIB,
@@ -196,10 +195,10 @@ int main(int argc, char **argv)
     if (status < 0)
         fprintf(stderr, "compare: %s\n", err);
     /* What was measured before a failure is worth printing too. */
-    if (job && WIFEXITED(hpf_job_status(job, 0)) && WEXITSTATUS(hpf_job_status(job, 0)) == EXIT_SKIP) {
+    if (job && WIFEXITED(hpf_job_status(job, 0)) && WEXITSTATUS(hpf_job_status(job, 0)) == GJ_SKIP) {
         hpf_job_free(job);
         (void)hpf_cluster_free(cluster, err, sizeof(err));
-        return EXIT_SKIP;
+        return GJ_SKIP;
     }
     if (job) {
         print_csv(&o, hpf_job_shared(job));

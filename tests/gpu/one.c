@@ -19,7 +19,6 @@
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
-#define EXIT_SKIP 77 /* of a rank that finds no GPU */
 #define MANY 100u
 #define MANY_QUICK 12u
 #define QUICK_BYTES MIB
@@ -182,7 +181,7 @@ static void print_csv(const struct options *o, const struct one_plan *plan, cons
 
 /* ---- runs ----------------------------------------------------------------------------------------------------------- */
 
-/* 0, 1 or EXIT_SKIP. */
+/* 0, 1 or GJ_SKIP. */
 static int run_job(const struct options *o, struct hpf_cluster *cluster, struct one_job *arg)
 {
     struct hpf_job *job = NULL;
@@ -194,9 +193,9 @@ static int run_job(const struct options *o, struct hpf_cluster *cluster, struct 
     int status = hpf_job_start(&job, cluster, &ranks, err, sizeof(err));
     if (status == 0)
         status = hpf_job_wait(job, 60000, err, sizeof(err));
-    if (job && WIFEXITED(hpf_job_status(job, 0)) && WEXITSTATUS(hpf_job_status(job, 0)) == EXIT_SKIP) {
+    if (job && WIFEXITED(hpf_job_status(job, 0)) && WEXITSTATUS(hpf_job_status(job, 0)) == GJ_SKIP) {
         hpf_job_free(job);
-        return EXIT_SKIP;
+        return GJ_SKIP;
     }
     if (status < 0)
         fprintf(stderr, "one, %s: %s\n", arg->plan->name, err);
@@ -247,8 +246,7 @@ int main(int argc, char **argv)
     int worst = 0;
     parse(&o, argc, argv);
     hpf_catch_signals();
-    for (unsigned i = 0; i < sizeof(plans) / sizeof(plans[0]) && worst != EXIT_SKIP && !hpf_signal_seen;
-         i++) {
+    for (unsigned i = 0; i < sizeof(plans) / sizeof(plans[0]) && worst != GJ_SKIP && !hpf_signal_seen; i++) {
         if (o.only && !strstr(plans[i].name, o.only))
             continue;
         int status = run(&o, &plans[i]);

@@ -27,7 +27,6 @@
 #define BYTES (UINT64_C(64) << 10)
 #define PENDING_US 30000
 #define WAIT_NS UINT64_C(20000000000)
-#define EXIT_SKIP 77
 
 static const unsigned stream_counts[] = {2, 4, 8, 16, 32, 64};
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))

@@ -9,7 +9,6 @@
 #include <time.h>
 
 #define WAIT_NS UINT64_C(30000000000)
-#define EXIT_SKIP 77
 
 void gj_die(const char *fmt, ...)
 {
@@ -41,7 +40,7 @@ const struct hrg_driver *gj_driver(int *ndevices)
     }
     if (!drv) {
         fprintf(stderr, "skipped: %s\n", why);
-        exit(EXIT_SKIP);
+        exit(GJ_SKIP);
     }
     return drv;
 }

@@ -8,11 +8,13 @@
 #include "kernels/gpu_driver.h"
 #include "kernels/gpu_kernels.h"
 
+#define GJ_SKIP 77 /* status of a process that finds no GPU */
+
 _Noreturn void gj_die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Ends the process unless r is HRG_SUCCESS. */
 void gj_check(hrg_result r, const char *what);
 
-/* The driver, initialised; ends with status 77 (skipped) where there is none or no GPU. */
+/* The driver, initialised; ends with status GJ_SKIP where there is none or no GPU. */
 const struct hrg_driver *gj_driver(int *ndevices);
 
 uint64_t gj_now_ns(void);
