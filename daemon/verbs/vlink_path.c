@@ -37,8 +37,8 @@ void hrd_vlink_broken(struct vlink *l, const char *why)
     hrd_poller_del(l->poller, &l->events);
     l->state = V_BROKEN;
     if (l->port_down)
-        snprintf(text, sizeof(text), "%s; port %u of %s went down %" PRIu64 " ms ago", why, l->dev.port,
-                 l->dev.name, (hrd_vlink_now() - l->port_down) / 1000000);
+        snprintf(text, sizeof(text), "port %u of %s went down %" PRIu64 " ms ago; %s", l->dev.port,
+                 l->dev.name, (hrd_vlink_now() - l->port_down) / 1000000, why);
     l->base.handler->lost(&l->base, l->port_down ? text : why);
 }
 
@@ -123,8 +123,8 @@ static void lend(struct vlink *l)
     char text[sizeof(l->why) + 100];
     if (!l->why[0])
         snprintf(l->why, sizeof(l->why), "a queue pair of %s failed without saying why", l->dev.name);
-    if (l->port_down)
-        snprintf(text, sizeof(text), "%s; port %u of %s went down", l->why, l->dev.port, l->dev.name);
+    if (l->port_down) /* first: what a queue pair says is long, and cut short on its way to a rank */
+        snprintf(text, sizeof(text), "port %u of %s went down; %s", l->dev.port, l->dev.name, l->why);
     else
         snprintf(text, sizeof(text), "%s", l->why);
     l->state = V_LENT;

@@ -314,7 +314,7 @@ static void test_mended_later(void **state)
         turn();
     assert_int_not_equal(verbs_of(0)->down_since, 0);
     assert_int_not_equal(verbs_of(1)->down_since, 0);
-    assert_non_null(strstr(verbs_of(0)->down_why, "RETRY_EXC_ERR"));
+    assert_non_null(strstr(verbs_of(0)->down_why, "port 1 of fake0 went down; RETRY_EXC_ERR"));
     fake_verbs_port(true);
     wait_mended(1);
     end();
