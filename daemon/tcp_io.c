@@ -243,10 +243,12 @@ static bool take_inbox(struct io_thread *t)
         take_txs(&p->tx_in, &p->tx);
         if (atomic_exchange(&p->rx_in, false))
             p->has_rx = true;
-        if (atomic_load(&p->leave))
-            leave(t, s);
-        else
+        /* Only with `posted` in hand, and for ever: the agent's post() then pushes nothing that it may free. Where it was
+           faster the stream is in the inbox once more, and leaves then. */
+        if (!atomic_load(&p->leave))
             activate(t, s);
+        else if (!atomic_exchange(&p->posted, true))
+            leave(t, s);
         s = next;
     }
     return true;

@@ -353,6 +353,29 @@ static void test_close_in_flight(void **state)
     }
 }
 
+/* Closed right behind a send, while its thread is at the first of the two things that it was told. */
+static void test_close_behind_send(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 3000 };
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        int a[STREAMS], b[STREAMS];
+        struct message m[STREAMS];
+        pairs(a, b, STREAMS, 0);
+        struct end *e = end_new(a, STREAMS);
+        for (unsigned s = 0; s < STREAMS; s++)
+            send_message(e, &m[s], s, 1, 100);
+        hrd_transport_tcp.flush(e->link);
+        for (volatile unsigned i = rnd() % 2000; i > 0; i--)
+            ;
+        end_close(e);
+        check_done(m, STREAMS, true);
+        end_free(e);
+        for (unsigned s = 0; s < STREAMS; s++)
+            close(b[s]);
+    }
+}
+
 /* ---- a link and a socket of the test's own ---------------------------------------------------------------------- */
 
 struct bare {
@@ -602,10 +625,15 @@ int main(void)
         const char *name;
     } pass[] = {{0, 0, "the agent alone"}, {1, 0, "1 I/O thread"}, {3, 100, "3 I/O threads"}};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_size),        cmocka_unit_test(test_close_in_flight),
-        cmocka_unit_test(test_in_pieces),         cmocka_unit_test(test_read_in_pieces),
-        cmocka_unit_test(test_peer_stands_still), cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_last_words),        cmocka_unit_test(test_send_into_the_void),
+        cmocka_unit_test(test_every_size),
+        cmocka_unit_test(test_close_in_flight),
+        cmocka_unit_test(test_close_behind_send),
+        cmocka_unit_test(test_in_pieces),
+        cmocka_unit_test(test_read_in_pieces),
+        cmocka_unit_test(test_peer_stands_still),
+        cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_last_words),
+        cmocka_unit_test(test_send_into_the_void),
     };
     int failed = 0;
     for (size_t i = 0; i < sizeof(text); i++)
