@@ -9,13 +9,13 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/thread.h"
 
 #define MAX_EVENTS 64
 /* How long the agent waits for a thread to let go of a stream: tenths of a second in which this process runs. A thread is
@@ -446,11 +446,9 @@ static int thread_open(struct hrd_tcp_io *io, struct io_thread *t)
     if (t->wake < 0 || epoll_ctl(t->epfd, EPOLL_CTL_ADD, t->wake, &ev))
         err = errno;
     else
-        err = pthread_create(&t->thread, NULL, io_main, t);
+        err = hrd_thread_start(&t->thread, io_main, t, "hrd-io");
     if (err)
         thread_close(t);
-    else
-        pthread_setname_np(t->thread, "hrd-io");
     return err;
 }
 
@@ -466,13 +464,9 @@ struct hrd_tcp_io *hrd_tcp_io_new(unsigned threads, unsigned spin_us)
     pthread_cond_init(&io->left, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&io->lock, NULL);
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals belong to the control thread's loop */
     int err = 0;
     for (; io->nthreads < threads && !err; io->nthreads += !err)
         err = thread_open(io, &io->thread[io->nthreads]);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (!err)
         return io;
     hrd_tcp_io_free(io);
