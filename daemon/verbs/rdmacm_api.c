@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 #include "daemon/verbs/rdmacm_api.h"
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -125,8 +128,7 @@ static int real_listen(struct rdma_cm_id *id, int backlog)
 
 static uint16_t real_port(struct rdma_cm_id *id)
 {
-    uint16_t port = lib.get_src_port(id);
-    return (uint16_t)(port << 8 | port >> 8);
+    return ntohs(lib.get_src_port(id));
 }
 
 static int real_set_tos(struct rdma_cm_id *id, uint8_t tos)
@@ -189,15 +191,14 @@ static struct hrd_rdmacm real = {
     .init_qp_attr = real_init_qp_attr,
 };
 
-const struct hrd_rdmacm *hrd_rdmacm_load(char *why, size_t len)
+static bool loaded;
+
+static int load(char *why, size_t len)
 {
-    static int loaded;
-    if (loaded)
-        return &real;
     void *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         snprintf(why, len, LIBRARY " cannot be loaded (%s): install librdmacm1", dlerror());
-        return NULL;
+        return -1;
     }
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         void *symbol = dlsym(handle, symbols[i].name);
@@ -205,13 +206,22 @@ const struct hrd_rdmacm *hrd_rdmacm_load(char *why, size_t len)
             snprintf(why, len, LIBRARY " is too old: it has no %s; install rdma-core 35 or later",
                      symbols[i].name);
             dlclose(handle);
-            return NULL;
+            return -1;
         }
         memcpy(symbols[i].at, &symbol, sizeof(symbol));
     }
     real.destroy_channel = lib.destroy_event_channel;
-    loaded = 1; /* never unloaded: it keeps the devices open that it has used */
-    return &real;
+    loaded = true; /* never unloaded: it keeps the devices open that it has used */
+    return 0;
+}
+
+const struct hrd_rdmacm *hrd_rdmacm_load(char *why, size_t len)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    bool ok = loaded || load(why, len) == 0;
+    pthread_mutex_unlock(&lock);
+    return ok ? &real : NULL;
 }
 
 /* ---- words ------------------------------------------------------------------------------------------------------ */

@@ -55,7 +55,7 @@ struct hrd_rdmacm {
     int (*init_qp_attr)(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask);
 };
 
-/* The real one, loaded once and kept. Any thread but not two at once. */
+/* The real one, loaded once and kept; NULL with a sentence that says what to install. Any thread. */
 const struct hrd_rdmacm *hrd_rdmacm_load(char *why, size_t len);
 
 /* "ADDR_ERROR": the name without its prefix. */

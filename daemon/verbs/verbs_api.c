@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -233,16 +235,15 @@ static void fill_rest(void)
     real.destroy_qp = lib.destroy_qp;
 }
 
-const struct hrd_verbs *hrd_verbs_load(char *why, size_t len)
+static bool loaded;
+
+static int load(char *why, size_t len)
 {
-    static int loaded;
-    if (loaded)
-        return &real;
     void *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         snprintf(why, len, LIBRARY " cannot be loaded (%s): install libibverbs1 and ibverbs-providers",
                  dlerror());
-        return NULL;
+        return -1;
     }
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         void *symbol = dlsym(handle, symbols[i].name);
@@ -250,13 +251,22 @@ const struct hrd_verbs *hrd_verbs_load(char *why, size_t len)
             snprintf(why, len, LIBRARY " is too old: it has no %s; install rdma-core 35 or later",
                      symbols[i].name);
             dlclose(handle);
-            return NULL;
+            return -1;
         }
         memcpy(symbols[i].at, &symbol, sizeof(symbol));
     }
     fill_rest();
-    loaded = 1; /* never unloaded: providers register things of their own in the process */
-    return &real;
+    loaded = true; /* never unloaded: providers register things of their own in the process */
+    return 0;
+}
+
+const struct hrd_verbs *hrd_verbs_load(char *why, size_t len)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    bool ok = loaded || load(why, len) == 0;
+    pthread_mutex_unlock(&lock);
+    return ok ? &real : NULL;
 }
 
 /* ---- words -------------------------------------------------------------------------------------------------- */

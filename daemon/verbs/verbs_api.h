@@ -66,7 +66,7 @@ struct hrd_verbs {
     const struct hrd_rdmacm *(*rdmacm)(char *why, size_t len);
 };
 
-/* The real one, loaded once and kept; NULL with a sentence that says what to install. Any thread but not two at once. */
+/* The real one, loaded once and kept; NULL with a sentence that says what to install. Any thread. */
 const struct hrd_verbs *hrd_verbs_load(char *why, size_t len);
 
 /* ---- words -------------------------------------------------------------------------------------------------- */
