@@ -347,7 +347,16 @@ static int check_route(struct hrd_verbs_conn *c, struct hrd_verbs_route *r, char
     if (d->sl)
         r->ah.sl = d->sl;
     if (r->ah.is_global && r->ah.grh.sgid_index != d->gid_index) {
+        struct ibv_gid_entry e;
+        int err = d->v->query_gid(c->ctx, d->port, r->ah.grh.sgid_index, &e);
+        if (err) {
+            snprintf(why, len, "RDMA-CM uses GID %u of %s, which cannot be read (%s)", r->ah.grh.sgid_index,
+                     d->name, strerror(err));
+            return -err;
+        }
+        c->dev.gid = e.gid;
         c->dev.gid_index = r->ah.grh.sgid_index;
+        c->dev.gid_type = e.gid_type;
         hrd_verbs_describe(&c->dev);
     }
     return 0;

@@ -44,6 +44,8 @@ void fake_verbs_plain(void)
                                             .active_width = 2,
                                             .active_speed = 32};
     d.port[0].pkey[0] = 0xffff;
+    d.port[0].gid[1].type = IBV_GID_TYPE_ROCE_V2; /* of no use to whoever chooses */
+    inet_pton(AF_INET6, "::ffff:169.254.0.1", &d.port[0].gid[1].gid);
     d.port[0].gid[3].type = IBV_GID_TYPE_ROCE_V2;
     inet_pton(AF_INET6, "::ffff:10.0.0.1", &d.port[0].gid[3].gid);
     fake_verbs_add(&d);

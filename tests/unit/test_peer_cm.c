@@ -67,6 +67,16 @@ static void test_path_record(void **state)
     link_up(true);
     connected_by("RDMA-CM", "");
     assert_int_equal(fake_verbs_last_rtr().ah_attr.grh.sgid_index, 1);
+    fake_verbs_event(IBV_EVENT_GID_CHANGE, 1); /* of some other entry */
+    for (int i = 0; i < 200; i++)
+        turn();
+    assert_int_equal(d[0].peers->interrupted + d[1].peers->interrupted, 0);
+    connected_by("RDMA-CM", "");
+    end();
+    begin_cm();
+    fake_cm_gid_index(7);
+    link_up(true);
+    connected_by("exchange", "RDMA-CM uses GID 7 of fake0, which cannot be read (");
     end();
     begin_cm();
     fake_cm_gid_index(1);
