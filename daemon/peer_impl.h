@@ -326,6 +326,8 @@ int hrd_setup_connect(struct hrd_daemon *d, struct plink *l, const struct hrp_pe
 void hrd_setup_step(struct hrd_daemon *d, struct plink *l);
 /* Dialer: RDMA-CM is connecting. */
 bool hrd_setup_under_way(const struct verbs_try *t);
+/* How long the other end waits for the dialer's requests. */
+unsigned hrd_setup_wait_ms(const struct verbs_try *t);
 /* Both ends are ready: the link keeps what belongs to its queue pairs. */
 void hrd_setup_done(struct hrd_daemon *d, struct plink *l);
 /* What RDMA-CM says of a link that is up. */

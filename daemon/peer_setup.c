@@ -178,6 +178,11 @@ static unsigned probe_ms(const struct verbs_try *t)
     return t->mend ? HRD_MEND_ATTEMPT_MS : HRD_VERBS_TIMEOUT_MS;
 }
 
+unsigned hrd_setup_wait_ms(const struct verbs_try *t)
+{
+    return cm_ms(t) + probe_ms(t);
+}
+
 static void send_listen(struct hrd_daemon *d, const struct plink *l)
 {
     struct hrp_peer_msg msg = {.type = HRP_PEER_VERBS_LISTEN,
@@ -206,7 +211,7 @@ int hrd_setup_answer(struct hrd_daemon *d, struct plink *l, const struct hrp_pee
         return err;
     (void)hrd_verbs_conn_begin(t->conn, false, t->why, sizeof(t->why));
     t->cm = hrd_cm_await(d->peers->cm->cm, t->conn, t->nonce);
-    t->deadline = uv_now(d->loop) + cm_ms(t) + probe_ms(t);
+    t->deadline = uv_now(d->loop) + hrd_setup_wait_ms(t);
     send_listen(d, l);
     return 0;
 }

@@ -550,15 +550,15 @@ static void probe(struct hrd_daemon *d, struct plink *l)
 static void check_deadline(struct hrd_daemon *d, struct plink *l)
 {
     const struct verbs_try *t = l->verbs;
-    char why[256];
+    char why[400];
     int r = 1;
     if (!t || t->own_ready || uv_now(d->loop) < t->deadline || hrd_setup_under_way(t))
         return;
     if (t->cm)
         r = hrd_cm_poll(t->cm, why, sizeof(why));
-    if (r != 1)
-        snprintf(why, sizeof(why), "%s in time", hrd_cm_waits_for(t->cm));
-    else
+    if (r == 0)
+        snprintf(why, sizeof(why), "%s within %u s", hrd_cm_waits_for(t->cm), hrd_setup_wait_ms(t) / 1000);
+    else if (r == 1)
         snprintf(why, sizeof(why),
                  t->probing ? "the test messages did not get through within %u s: is UDP port 4791 "
                               "filtered, is the MTU larger than a switch passes, are the two ports on "

@@ -219,6 +219,34 @@ static void test_falls_back(void **state)
     }
 }
 
+/* What happened, or what is waited for, is told where the time of an attempt is over. */
+static void test_too_late(void **state)
+{
+    (void)state;
+    begin_cm(); /* the connection goes while the test messages are under way */
+    fake_verbs_hold(true);
+    ask(0, &any);
+    for (int i = 0; i < 20000 && !(class_of(0)->verbs && class_of(0)->verbs->probing); i++)
+        turn();
+    fake_cm_raise(RDMA_CM_EVENT_DISCONNECTED, 0);
+    for (int k = 0; k < 20; k++)
+        turn();
+    class_of(0)->verbs->deadline = 0;
+    link_up(true);
+    link_is("tcp", "took back the connection that RDMA-CM had made");
+    fake_verbs_hold(false);
+    end();
+    begin_cm(); /* the dialer is at its first step */
+    fake_cm_answer(FAKE_CM_ADDR, FAKE_CM_SILENCE, 0, 2);
+    ask(0, &any);
+    for (int i = 0; i < 20000 && !(class_of(1)->verbs && class_of(1)->verbs->cm); i++)
+        turn();
+    class_of(1)->verbs->deadline = 0;
+    link_up(true);
+    link_is("tcp", "no request by RDMA-CM came within 8 s");
+    end();
+}
+
 /* verbs_setup = rdmacm takes nothing else: no verbs link, in words, on both. */
 static void test_insists(void **state)
 {
@@ -435,6 +463,7 @@ int main(void)
         cmocka_unit_test(test_infiniband),
         cmocka_unit_test(test_one_cannot),
         cmocka_unit_test(test_falls_back),
+        cmocka_unit_test(test_too_late),
         cmocka_unit_test(test_insists),
         cmocka_unit_test(test_stranger),
         cmocka_unit_test(test_stranger_with_nonce),
