@@ -215,10 +215,8 @@ static void setup_text(const json_t *peers, char *buf, size_t len)
         return;
     if (!why)
         snprintf(buf, len, ", connected by %s", json_string_value(json_object_get(first, "setup")));
-    else
-        snprintf(buf, len, ", connected by exchange instead of RDMA-CM%s%s",
-                 strncmp(why, "node ", 5) == 0 ? " on " : ": ",
-                 why + (strncmp(why, "node ", 5) == 0 ? 5 : 0));
+    else /* of hrd_peer_setup(): begins with "node " */
+        snprintf(buf, len, ", connected by exchange instead of RDMA-CM on %s", why + strlen("node "));
 }
 
 /* A link of one stream is the agent's, whatever threads there are. */

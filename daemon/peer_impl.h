@@ -316,7 +316,7 @@ int hrd_setup_offer(struct hrd_daemon *d, struct plink *l);
 int hrd_setup_answer(struct hrd_daemon *d, struct plink *l, const struct hrp_peer_verbs *v, const char *text,
                      size_t len);
 /* LISTEN; false: it makes no sense. */
-bool hrd_setup_listen(struct hrd_daemon *d, struct plink *l, const struct hrp_peer_listen *m);
+bool hrd_setup_listen(struct plink *l, const struct hrp_peer_listen *m);
 /* Whether an ANSWER fits what was offered and heard. */
 bool hrd_setup_answered(const struct verbs_try *t, const struct hrp_peer_verbs *v);
 /* Dialer, with an ANSWER that is good: begins to connect. 0, or negative errno with a sentence. */

@@ -216,10 +216,9 @@ int hrd_setup_answer(struct hrd_daemon *d, struct plink *l, const struct hrp_pee
     return 0;
 }
 
-bool hrd_setup_listen(struct hrd_daemon *d, struct plink *l, const struct hrp_peer_listen *m)
+bool hrd_setup_listen(struct plink *l, const struct hrp_peer_listen *m)
 {
     struct verbs_try *t = l->verbs;
-    (void)d;
     if (!t->dialer || !t->rdmacm || t->cm || t->probing)
         return false;
     t->to = m->addr;

@@ -454,10 +454,10 @@ static bool got_ready(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
     return true;
 }
 
-static bool got_listen(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
+static bool got_listen(struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
     struct plink *l = by_nonce(p, msg->body.listen.nonce);
-    return !l || hrd_setup_listen(d, l, &msg->body.listen);
+    return !l || hrd_setup_listen(l, &msg->body.listen);
 }
 
 bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
@@ -468,7 +468,7 @@ bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
     case HRP_PEER_VERBS_ANSWER:
         return got_answer(d, p, msg);
     case HRP_PEER_VERBS_LISTEN:
-        return got_listen(d, p, msg);
+        return got_listen(p, msg);
     case HRP_PEER_VERBS_CLOSE:
         return got_close(d, p, msg);
     case HRP_PEER_VERBS_DOWN:
@@ -495,11 +495,11 @@ void hrd_verbs_again(struct hrd_daemon *d, struct plink *l)
     char why[sizeof(l->why)];
     if (!l->peer->up || l->peer->doomed[0] || hrd_link_tcp_used(l->peer))
         return; /* at the next tick */
-    l->again_at = next_try(d, l);
-    l->tries++;
-    if (!hrd_verbs_device(d, l, NULL, &dev, why, sizeof(why)))
+    if (!hrd_verbs_device(d, l, NULL, &dev, why, sizeof(why))) {
+        l->again_at = next_try(d, l);
+        l->tries++;
         return;
-    l->tries--;
+    }
     l->again_at = 0;
     l->settled = false;
     hrd_verbs_begin(d, l);

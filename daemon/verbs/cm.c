@@ -166,7 +166,10 @@ int hrd_cm_listen(struct hrd_cm *cm, struct hrp_addr *addr, char *why, size_t le
         if (id)
             snprintf(one, sizeof(one), "%s", strerror(err));
         drop_id(cm, &id);
-        snprintf(why, len, "RDMA-CM cannot listen at %s: %s", hrd_addr_text(addr, text, sizeof(text)), one);
+        snprintf(why, len,
+                 "RDMA-CM cannot listen at %s: %s; set verbs_setup = exchange, or see rdma-cm in 'hreducectl "
+                 "doctor'",
+                 hrd_addr_text(addr, text, sizeof(text)), one);
         return -err;
     }
     cm->listener = id;
