@@ -94,14 +94,11 @@ static bool strict(const struct hrd_daemon *d)
 static bool own_address(struct hrd_daemon *d, struct hrd_cm *cm, const struct hrd_verbs_device *dev,
                         struct hrp_addr *out, char *why, size_t len)
 {
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     const struct hrd_peers *ps = d->peers;
     struct hrp_addr list[CANDIDATES];
     unsigned n = 0;
     if (dev->ethernet) {
-        bool four = memcmp(dev->gid.raw, mapped, sizeof(mapped)) == 0;
-        list[0] = (struct hrp_addr){.family = four ? 4 : 6};
-        memcpy(list[0].ip, dev->gid.raw + (four ? 12 : 0), four ? 4 : 16);
+        list[0] = hrd_verbs_gid_addr(&dev->gid);
         return hrd_cm_address(cm, dev, list, 1, out, why, len);
     }
     for (unsigned i = 0; i < ps->net.nown; i++)

@@ -173,21 +173,18 @@ bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, const struct 
 {
     const struct hrd_config *c = &d->cfg;
     const struct hrd_net *net = &d->peers->net;
-    struct hrd_verbs_want want = {.port = same ? same->port : c->verbs_port,
-                                  .gid_index = c->verbs_gid_index,
-                                  .pkey = c->verbs_pkey,
-                                  .sl = l->sl,
-                                  .tc = l->tc,
-                                  .mtu = c->verbs_mtu,
-                                  .timeout = c->verbs_timeout,
-                                  .retry = c->verbs_retry,
-                                  .queues = c->verbs_queue_pairs,
-                                  .addr = net->own,
-                                  .naddrs = net->local_only ? 0 : net->nown};
+    struct hrd_verbs_want want = hrd_verbs_want_of(c);
     char text[HRD_VERBS_NOTES + 200];
-    snprintf(want.device, sizeof(want.device), "%s", same ? same->name : c->verbs_device);
-    if (!same)
+    want.sl = l->sl;
+    want.tc = l->tc;
+    want.addr = net->own;
+    want.naddrs = net->local_only ? 0 : net->nown;
+    if (same) {
+        snprintf(want.device, sizeof(want.device), "%s", same->name);
+        want.port = same->port;
+    } else {
         d->peers->verbs_device[0] = 0;
+    }
     if (c->transport == 1) {
         snprintf(why, len, "transport = tcp in hreduced.conf of node %s", d->node_name);
         return false;

@@ -278,9 +278,8 @@ void hrd_check_rdma_rate(const struct hrd_machine *m, struct hrd_finding *f)
 static int look_for_gid(const struct hrd_machine *m, const struct hrd_nic *nic, const struct hrd_net *net,
                         unsigned *index)
 {
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     char text[64], type[32];
-    uint8_t gid[16];
+    union ibv_gid gid;
     unsigned port = hrd_machine_port(m, nic);
     int found = 0;
     for (unsigned i = 0; i < MAX_GIDS; i++) {
@@ -290,15 +289,12 @@ static int look_for_gid(const struct hrd_machine *m, const struct hrd_nic *nic, 
             continue;
         }
         if (!hrd_machine_text(m, type, sizeof(type), "%s/ports/%u/gid_attrs/types/%u", nic->base, port, i) ||
-            strcmp(type, "RoCE v2") != 0 || inet_pton(AF_INET6, text, gid) != 1 ||
-            (gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80))
+            strcmp(type, "RoCE v2") != 0 || inet_pton(AF_INET6, text, gid.raw) != 1 ||
+            (gid.raw[0] == 0xfe && (gid.raw[1] & 0xc0) == 0x80))
             continue;
         bool own = false;
-        for (unsigned a = 0; net && a < net->nown; a++) {
-            const struct hrp_addr *ip = &net->own[a];
-            own = own || (ip->family == 4 ? memcmp(gid, mapped, 12) == 0 && memcmp(gid + 12, ip->ip, 4) == 0
-                                          : memcmp(gid, ip->ip, 16) == 0);
-        }
+        for (unsigned a = 0; net && a < net->nown; a++)
+            own = own || hrd_verbs_gid_is(&gid, &net->own[a]);
         if (found == 0 || own) {
             *index = i;
             found = own ? 2 : 1;

@@ -77,19 +77,9 @@ bool hrd_machine_own(const struct hrd_machine *m, struct hrd_net *net, char *net
 
 bool hrd_machine_rdma(const struct hrd_machine *m, struct hrd_verbs_device *dev, char *why, size_t len)
 {
-    const struct hrd_config *c = m->cfg;
-    struct hrd_verbs_want want = {.port = c->verbs_port,
-                                  .gid_index = c->verbs_gid_index,
-                                  .pkey = c->verbs_pkey,
-                                  .sl = c->verbs_service_level,
-                                  .tc = c->verbs_traffic_class,
-                                  .mtu = c->verbs_mtu,
-                                  .timeout = c->verbs_timeout,
-                                  .retry = c->verbs_retry,
-                                  .queues = c->verbs_queue_pairs};
+    struct hrd_verbs_want want = hrd_verbs_want_of(m->cfg);
     struct hrd_net net;
     char netif[IFNAMSIZ];
-    snprintf(want.device, sizeof(want.device), "%s", c->verbs_device);
     if (hrd_machine_own(m, &net, netif, sizeof(netif)) && !net.local_only) {
         want.addr = net.own;
         want.naddrs = net.nown;

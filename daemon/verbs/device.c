@@ -60,6 +60,21 @@ static void note(struct hrd_verbs_device *d, const char *fmt, ...)
     va_end(ap);
 }
 
+struct hrd_verbs_want hrd_verbs_want_of(const struct hrd_config *c)
+{
+    struct hrd_verbs_want want = {.port = c->verbs_port,
+                                  .gid_index = c->verbs_gid_index,
+                                  .pkey = c->verbs_pkey,
+                                  .sl = c->verbs_service_level,
+                                  .tc = c->verbs_traffic_class,
+                                  .mtu = c->verbs_mtu,
+                                  .timeout = c->verbs_timeout,
+                                  .retry = c->verbs_retry,
+                                  .queues = c->verbs_queue_pairs};
+    snprintf(want.device, sizeof(want.device), "%s", c->verbs_device);
+    return want;
+}
+
 /* ---- GIDs --------------------------------------------------------------------------------------------------- */
 
 static bool is_mapped(const union ibv_gid *g)
@@ -81,11 +96,19 @@ static bool is_zero(const union ibv_gid *g)
     return memcmp(g->raw, zero.raw, sizeof(zero.raw)) == 0;
 }
 
-static bool is_addr(const union ibv_gid *g, const struct hrp_addr *a)
+struct hrp_addr hrd_verbs_gid_addr(const union ibv_gid *gid)
+{
+    bool four = is_mapped(gid);
+    struct hrp_addr a = {.family = four ? 4 : 6};
+    memcpy(a.ip, gid->raw + (four ? 12 : 0), four ? 4 : 16);
+    return a;
+}
+
+bool hrd_verbs_gid_is(const union ibv_gid *gid, const struct hrp_addr *a)
 {
     if (a->family == 4)
-        return is_mapped(g) && memcmp(g->raw + 12, a->ip, 4) == 0;
-    return memcmp(g->raw, a->ip, 16) == 0;
+        return is_mapped(gid) && memcmp(gid->raw + 12, a->ip, 4) == 0;
+    return memcmp(gid->raw, a->ip, 16) == 0;
 }
 
 const char *hrd_verbs_gid_text(const union ibv_gid *gid, char *buf, size_t len)
@@ -102,7 +125,7 @@ static int gid_score(const struct hrd_verbs_want *want, const struct ibv_gid_ent
     if (e->gid_type != IBV_GID_TYPE_ROCE_V2 || is_zero(&e->gid) || is_link_local(&e->gid))
         return GID_USELESS;
     for (unsigned i = 0; i < want->naddrs; i++)
-        if (is_addr(&e->gid, &want->addr[i]))
+        if (hrd_verbs_gid_is(&e->gid, &want->addr[i]))
             return GID_MATCH;
     return is_mapped(&e->gid) ? GID_IPV4 : GID_GLOBAL6;
 }

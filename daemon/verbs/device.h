@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/config.h"
 #include "daemon/verbs/verbs_api.h"
 #include "proto/wire.h"
 
@@ -65,6 +66,11 @@ int hrd_verbs_choose(const struct hrd_verbs *v, const struct hrd_verbs_want *wan
 struct ibv_context *hrd_verbs_open(const struct hrd_verbs *v, const char *name, char *why, size_t len);
 /* Fills text by the other members. */
 void hrd_verbs_describe(struct hrd_verbs_device *d);
+/* What the configuration says; addr is the caller's to fill in. */
+struct hrd_verbs_want hrd_verbs_want_of(const struct hrd_config *c);
+/* The address that a GID of RoCE is (port 0), and whether it is that one. */
+struct hrp_addr hrd_verbs_gid_addr(const union ibv_gid *gid);
+bool hrd_verbs_gid_is(const union ibv_gid *gid, const struct hrp_addr *a);
 /* A GID as an address: "10.0.0.1", "fd00::1". Returns buf. */
 const char *hrd_verbs_gid_text(const union ibv_gid *gid, char *buf, size_t len);
 
