@@ -326,7 +326,7 @@ static hclient_result_t take_config(const hclient_comm_config_t *config, struct 
     CHECK_RANGE(on_error, HCLIENT_ON_ERROR_TRAP, "one of HCLIENT_ON_ERROR_*");
     CHECK_RANGE(service_level, 16, "HCLIENT_CLASS(0) to HCLIENT_CLASS(15)");
     CHECK_RANGE(traffic_class, 256, "HCLIENT_CLASS(0) to HCLIENT_CLASS(255)");
-    if (c.require & ~(HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P))
+    if (c.require & ~HRP_REQUIRE_ALL)
         return hcl_fail(HCLIENT_INVALID_ARGUMENT, "config.require is 0x%x; it is made of HCLIENT_REQUIRE_*",
                         c.require);
     *out = (struct hrp_comm_config){.setup_timeout_ms = c.setup_timeout_ms,

@@ -131,9 +131,8 @@ static bool key_ok(const struct hrp_key *k)
 static bool config_ok(const struct hrp_comm_config *c)
 {
     return c->algo < HRP_NALGOS && c->reproducible <= HRP_ON && c->wire_f32 <= HRP_ON && c->transport <= 2 &&
-           (c->require & ~(HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P)) == 0 &&
-           c->service_level <= 15 && c->class_set <= (HRP_CLASS_SL | HRP_CLASS_TC) &&
-           all_zero(c->reserved, sizeof(c->reserved));
+           (c->require & ~HRP_REQUIRE_ALL) == 0 && c->service_level <= 15 &&
+           c->class_set <= (HRP_CLASS_SL | HRP_CLASS_TC) && all_zero(c->reserved, sizeof(c->reserved));
 }
 
 static bool comm_id_ok(const uint8_t *id)

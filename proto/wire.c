@@ -166,8 +166,7 @@ static bool key_ok(const struct hrp_key *k)
 static bool config_ok(const struct hrp_comm_config *c)
 {
     return c->algo < HRP_NALGOS && c->reproducible <= HRP_ON && c->wire_f32 <= HRP_ON && c->transport <= 2 &&
-           (c->require & ~(HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P)) == 0 &&
-           c->overlap < HRP_NOVERLAPS && c->service_level <= 15 &&
+           (c->require & ~HRP_REQUIRE_ALL) == 0 && c->overlap < HRP_NOVERLAPS && c->service_level <= 15 &&
            c->class_set <= (HRP_CLASS_SL | HRP_CLASS_TC) && all_zero(c->reserved, sizeof(c->reserved));
 }
 
@@ -175,8 +174,7 @@ static bool joined_ok(const struct hrp_msg_joined *m)
 {
     return m->nranks >= 1 && m->nranks <= HRP_MAX_RANKS && m->nnodes >= 1 && m->nnodes <= HRP_MAX_NODES &&
            m->nnodes <= m->nranks && m->node < m->nnodes && m->nlocal >= 1 && m->nlocal <= m->nranks &&
-           m->slot < NCOMMS_MAX && m->reserved == 0 &&
-           (m->require & ~(HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P)) == 0;
+           m->slot < NCOMMS_MAX && m->reserved == 0 && (m->require & ~HRP_REQUIRE_ALL) == 0;
 }
 
 static bool import_gpu_ok(const struct hrp_msg_import_gpu *m)

@@ -153,6 +153,7 @@ _Static_assert(sizeof(struct hrp_comm_config) == 32, "layout");
 #define HRP_REQUIRE_VERBS 1u
 #define HRP_REQUIRE_GDR 2u
 #define HRP_REQUIRE_P2P 4u
+#define HRP_REQUIRE_ALL (HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR | HRP_REQUIRE_P2P)
 
 struct hrp_msg_hello {
     uint32_t abi; /* HRP_ABI of the client */
