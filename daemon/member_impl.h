@@ -94,6 +94,7 @@ struct lcomm {
     uint32_t status; /* why it ended before COMMIT */
     char text[HRP_COMM_TEXT];
     struct hrp_peer_roster roster;
+    uint32_t require; /* HRP_REQUIRE_*, of the roster and of this node when it came */
     struct hrd_link_want want;
     uint32_t *node_of_rank;
     struct lnode *node;

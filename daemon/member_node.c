@@ -143,6 +143,7 @@ static struct lcomm *comm_new(struct hrd_daemon *d, uint32_t from, const struct 
     memcpy(c->id, b->comm_id, sizeof(c->id));
     memcpy(&c->comm, b->comm_id, sizeof(c->comm));
     c->roster = *b;
+    c->require = b->config.require | d->cfg.require;
     c->want = (struct hrd_link_want){
         .transport = b->config.transport, .sl = b->config.service_level, .tc = b->config.traffic_class};
     c->root_no = from;
@@ -230,7 +231,7 @@ static void name_ends(const struct lcomm *c, uint32_t other, const char **first,
 static bool links_serve(struct hrd_daemon *d, struct lcomm *c)
 {
     const struct hrp_comm_config *cfg = &c->roster.config;
-    uint32_t require = (cfg->require | d->cfg.require) & (HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR);
+    uint32_t require = c->require & (HRP_REQUIRE_VERBS | HRP_REQUIRE_GDR);
     bool verbs = cfg->transport == 2 || require;
     char text[HRP_COMM_TEXT], key[128];
     const char *first, *second;
@@ -282,7 +283,7 @@ static void add_to_agent(struct hrd_daemon *d, struct lcomm *c)
                                  .unit_min_bytes = b->unit_min_bytes,
                                  .latency_ns = b->latency_ns,
                                  .bandwidth = b->bandwidth};
-    spec.config.require |= d->cfg.require;
+    spec.config.require = c->require;
     c->state = LCOMM_ADDING;
     hrd_agent_comm_add(d->agent, &spec);
     free(local);
@@ -438,7 +439,7 @@ static void send_joined(struct hrd_daemon *d, const struct lcomm *c, const struc
     b->node = c->roster.node;
     b->nlocal = c->roster.nlocal;
     b->op_timeout_ms = c->roster.config.op_timeout_ms;
-    b->require = c->roster.config.require | d->cfg.require;
+    b->require = c->require;
     memcpy(b->comm_id, c->id, sizeof(b->comm_id));
     hrd_session_send(s, &msg, NULL, 0);
 }
