@@ -92,6 +92,12 @@ static int start_gpus(struct service *s, char *err, size_t errlen)
     return rc;
 }
 
+/* transport = verbs takes no tcp link, not for a job that asks for one either. */
+static unsigned io_threads(const struct hrd_config *c)
+{
+    return c->transport == 2 ? 0 : c->io_threads;
+}
+
 static int start_agent(struct service *s, char *err, size_t errlen)
 {
     const struct hrd_config *c = &s->d.cfg;
@@ -99,8 +105,8 @@ static int start_agent(struct service *s, char *err, size_t errlen)
         .arena_bytes = c->arena_bytes,
         .threads = c->threads,
         .spin_us = c->spin_us,
-        .spin_always = c->io_threads > 0, /* which wait for the agent between any two frames */
-        .depth = c->io_threads > 0 ? IO_DEPTH : 0,
+        .spin_always = io_threads(c) > 0, /* which wait for the agent between any two frames */
+        .depth = io_threads(c) > 0 ? IO_DEPTH : 0,
         .unit_bytes = c->unit_bytes,
         .unit_min_bytes = c->unit_min_bytes,
         .chunk_bytes = c->chunk_bytes,
@@ -128,15 +134,15 @@ static int start_agent(struct service *s, char *err, size_t errlen)
 static int start_tcp_io(struct service *s, char *err, size_t errlen)
 {
     const struct hrd_config *c = &s->d.cfg;
-    if (c->io_threads == 0)
+    if (io_threads(c) == 0)
         return 0;
-    s->d.tcp_io = hrd_tcp_io_new(c->io_threads, c->spin_us);
+    s->d.tcp_io = hrd_tcp_io_new(io_threads(c), c->spin_us);
     if (s->d.tcp_io)
         return 0;
     int rc = -errno;
     snprintf(err, errlen,
              "cannot start %u I/O threads: %s; lower io_threads, or raise the process or descriptor limit",
-             c->io_threads, strerror(-rc));
+             io_threads(c), strerror(-rc));
     return rc;
 }
 

@@ -321,8 +321,8 @@ static json_t *daemon_json(const struct hrd_daemon *d, const struct hrd_snapshot
                      HRD_VERSION, "node", d->node_name, "instance", instance, "pid", (int)getpid(),
                      "uptime_s", uptime_s(), "stopping", d->stopping, "listen", listen, "port",
                      (int)d->cfg.port, "interface", interface, "peers_authenticated", false, "threads",
-                     (int)snap->threads, "io_threads", (int)d->cfg.io_threads, "simd", snap->simd,
-                     "agent_heartbeat_age_ms", (json_int_t)heartbeat_age_ms(d));
+                     (int)snap->threads, "io_threads", d->tcp_io ? (int)d->cfg.io_threads : 0, "simd",
+                     snap->simd, "agent_heartbeat_age_ms", (json_int_t)heartbeat_age_ms(d));
 }
 
 static json_t *memory_json(const struct hrd_daemon *d, const struct hrd_snapshot *snap)

@@ -192,6 +192,18 @@ def test_no_region_for_one_job():
         Job(cluster, [0, 1]).check()
 
 
+def test_no_io_threads():
+    """They are for tcp, which a node with transport = verbs does not take for any job."""
+    lines = ["io_threads = 2\n", "io_threads = 2\ntransport = verbs\n"]
+    with cluster_of("", "", config=lambda i: lines[i]) as cluster:
+        Job(cluster, [0, 1]).check()
+        for node, expected in zip(cluster.nodes, (2, 0)):
+            task = f"/proc/{node.pid}/task"
+            names = [open(f"{task}/{t}/comm").read().strip() for t in os.listdir(task)]
+            check(names.count("hrd-io") == expected, f"{names}")
+        refused(cluster, ["transport = tcp was asked for, but transport = verbs stands"], f"0 {TCP}")
+
+
 def gpu_job(orders, *keys):
     """hreduce-perf on GPU buffers of two nodes, every element checked; the process, and its JSON document."""
     perf = os.path.join(BUILD, "hreduce-perf")
