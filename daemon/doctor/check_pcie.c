@@ -132,19 +132,23 @@ static bool shares_cpu(const char *allowed, const char *of_node)
     return false;
 }
 
-/* Why what this process has is far from a NUMA node, a phrase; NULL: it is not, or nobody knows. */
-static const char *far_from(const struct hrd_machine *m, long node, char *cpus, size_t len)
+enum apart { APART_NOT, APART_CPUS, APART_MEMORY };
+
+#define LIST_LEN 512
+
+/* What of this process is far from a NUMA node, with the node's processors and what is allowed instead; NOT: nothing, or
+   nobody knows. */
+static enum apart far_from(const struct hrd_machine *m, long node, char *cpus, char *allowed)
 {
-    char allowed[512];
-    if (!hrd_machine_text(m, cpus, len, "/sys/devices/system/node/node%ld/cpulist", node))
-        return NULL;
-    if (hrd_machine_line(m, "/proc/self/status", "Cpus_allowed_list:", allowed, sizeof(allowed)) &&
+    if (!hrd_machine_text(m, cpus, LIST_LEN, "/sys/devices/system/node/node%ld/cpulist", node))
+        return APART_NOT;
+    if (hrd_machine_line(m, "/proc/self/status", "Cpus_allowed_list:", allowed, LIST_LEN) &&
         !shares_cpu(allowed, cpus))
-        return "run";
-    if (hrd_machine_line(m, "/proc/self/status", "Mems_allowed_list:", allowed, sizeof(allowed)) &&
+        return APART_CPUS;
+    if (hrd_machine_line(m, "/proc/self/status", "Mems_allowed_list:", allowed, LIST_LEN) &&
         !hrd_list_has(allowed, node))
-        return "take memory";
-    return NULL;
+        return APART_MEMORY;
+    return APART_NOT;
 }
 
 struct far {
@@ -156,7 +160,7 @@ struct far {
 static bool judge_node(const struct hrd_machine *m, struct hrd_finding *f, const char *name, const char *dir,
                        const struct far *far)
 {
-    char cpus[512], cause[256], allowed[512] = "?";
+    char cpus[LIST_LEN], allowed[LIST_LEN], cause[256];
     long node = hrd_machine_number(m, -1, "%s/numa_node", dir);
     if (node < 0) {
         snprintf(cause, sizeof(cause), "memory and threads cannot be placed near the %s", far->kind);
@@ -165,13 +169,10 @@ static bool judge_node(const struct hrd_machine *m, struct hrd_finding *f, const
                  "the firmware does not say which NUMA node %s is on", name);
         return false;
     }
-    const char *what = far_from(m, node, cpus, sizeof(cpus));
-    if (!what)
+    enum apart apart = far_from(m, node, cpus, allowed);
+    if (apart == APART_NOT)
         return true;
-    bool run = strcmp(what, "run") == 0;
-    (void)hrd_machine_line(m, "/proc/self/status", run ? "Cpus_allowed_list:" : "Mems_allowed_list:", allowed,
-                           sizeof(allowed));
-    if (run)
+    if (apart == APART_CPUS)
         hrd_find(f, HRD_WARN, far->cause,
                  "Let CPUAffinity= or AllowedCPUs= of the unit have processors of that node.",
                  "%s is on NUMA node %ld (processors %s), the daemon may use %s", name, node, cpus, allowed);
