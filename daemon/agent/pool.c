@@ -190,9 +190,10 @@ int hrd_pool_settle(struct hrd_agent *a, struct apool *p, struct hrd_work_error 
 {
     if (!p->arrived)
         return 0;
-    p->arrived = false;
-    return hrd_gpus_gdr_flush(a->cfg.gpus, p->gpu, p->wide, &error->device_lost, error->text,
-                              sizeof(error->text));
+    int err = hrd_gpus_gdr_flush(a->cfg.gpus, p->gpu, p->wide, &error->device_lost, error->text,
+                                 sizeof(error->text));
+    p->arrived = err != 0; /* other ops have data in it, too */
+    return err;
 }
 
 /* ---- the choice ---------------------------------------------------------------------------------------------------- */

@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/agent/types.h"
 #include "daemon/gpu/gdr.h"
 #include "proto/ring.h"
 #include "proto/status.h"
@@ -485,6 +486,20 @@ static void failed_flush(void)
     end();
 }
 
+/* What it was to make visible is not visible to other ops either: the next that reads asks again. */
+static void failed_flush_again(void)
+{
+    struct hrd_agent agent = {0};
+    struct apool pool = {.gpu = 0, .arrived = true};
+    struct hrd_work_error error = {.text = ""};
+    fail_a_flush("FlushGPUDirectRDMAWrites=1@9");
+    agent.cfg.gpus = w->gpus[0];
+    CHECK(hrd_pool_settle(&agent, &pool, &error) != 0 && !error.device_lost);
+    CHECK(hrd_pool_settle(&agent, &pool, &error) == 0 && hrd_pool_settle(&agent, &pool, &error) == 0);
+    CHECK(fake_gpu_calls("FlushGPUDirectRDMAWrites") == 10);
+    end();
+}
+
 /* The GPU is lost by it: the communicator ends, and all that it had goes. */
 static void lost(void)
 {
@@ -582,6 +597,7 @@ int main(int argc, char **argv)
         FAKE_GPU_TEST(idle),
         FAKE_GPU_TEST(death),
         FAKE_GPU_TEST(failed_flush),
+        FAKE_GPU_TEST(failed_flush_again),
         FAKE_GPU_TEST(lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
