@@ -49,14 +49,15 @@ static int pool_grow(void *ctx, uint64_t off, uint64_t len)
 {
     struct apool_link *k = ctx;
     struct alink *l = k->l;
-    if (!l->link) /* being taken apart */
+    if (!l->link || l->gdr_refused & bit_of(k->p)) /* being taken apart; not again for every unit */
         return -1;
+    l->link->refusal[0] = '\0';
     int err = l->link->tp->expose(l->link, k->p->first_slot + off, hrd_arena_at(k->p->arena, off), len);
-    if (err) { /* not again for every unit */
+    if (err) {
+        const char *why = l->link->refusal[0] ? l->link->refusal : "the link is broken";
         l->gdr_refused |= bit_of(k->p);
         snprintf(l->gdr_why, sizeof(l->gdr_why),
-                 "on the link to node %s the adapter takes no more memory of the GPU (the log says why)",
-                 l->name);
+                 "on the link to node %s the adapter takes no more memory of the GPU: %.350s", l->name, why);
     }
     return err;
 }

@@ -208,6 +208,25 @@ static void neither(void)
     end();
 }
 
+/* The device has room for no more than what it knows already: asked once for each GPU, and host memory takes the rest. */
+static void full(void)
+{
+    struct sim_options o = {0};
+    begin(16 << 20, late, &o);
+    gpu_nodes_op(HRP_ALL_REDUCE, 20000, true, IDLE);
+    gpu_nodes_op(HRP_ALL_REDUCE, 20000, true, IDLE);
+    unsigned calls = fake_verbs_calls(FAKE_REG_DMABUF);
+    fake_verbs_fail(FAKE_REG_DMABUF, 0, ENOMEM, 0);
+    fake_verbs_fail(FAKE_REG_PEERMEM, 0, ENOMEM, 0);
+    for (int i = 0; i < 3; i++)
+        gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
+    CHECK(fake_verbs_calls(FAKE_REG_DMABUF) - calls <= 4); /* two GPUs each */
+    for (uint32_t n = 0; n < 2; n++)
+        CHECK(says(look(n)->link[0].gdr_why,
+                   "no more memory of the GPU: GPU memory by dmabuf cannot be registered (Cannot"));
+    end();
+}
+
 /* The driver itself gives no descriptor. */
 static void no_export(void)
 {
@@ -578,26 +597,13 @@ int main(int argc, char **argv)
     if (getenv("HREDUCE_TEST_GPU"))
         return on_a_real_gpu();
     const struct CMUnitTest tests[] = {
-        FAKE_GPU_TEST(exchange),
-        FAKE_GPU_TEST(ordered_for_all),
-        FAKE_GPU_TEST(ordered_for_one),
-        FAKE_GPU_TEST(unordered),
-        FAKE_GPU_TEST(peermem),
-        FAKE_GPU_TEST(neither),
-        FAKE_GPU_TEST(no_export),
-        FAKE_GPU_TEST(damaged_in),
-        FAKE_GPU_TEST(damaged_out),
-        FAKE_GPU_TEST(mended),
-        FAKE_GPU_TEST(crowded),
-        FAKE_GPU_TEST(required),
-        FAKE_GPU_TEST(required_in_vain),
-        FAKE_GPU_TEST(over_tcp),
-        FAKE_GPU_TEST(by_topology),
-        FAKE_GPU_TEST(unknown_place),
-        FAKE_GPU_TEST(idle),
-        FAKE_GPU_TEST(death),
-        FAKE_GPU_TEST(failed_flush),
-        FAKE_GPU_TEST(failed_flush_again),
+        FAKE_GPU_TEST(exchange),    FAKE_GPU_TEST(ordered_for_all),  FAKE_GPU_TEST(ordered_for_one),
+        FAKE_GPU_TEST(unordered),   FAKE_GPU_TEST(peermem),          FAKE_GPU_TEST(neither),
+        FAKE_GPU_TEST(full),        FAKE_GPU_TEST(no_export),        FAKE_GPU_TEST(damaged_in),
+        FAKE_GPU_TEST(damaged_out), FAKE_GPU_TEST(mended),           FAKE_GPU_TEST(crowded),
+        FAKE_GPU_TEST(required),    FAKE_GPU_TEST(required_in_vain), FAKE_GPU_TEST(over_tcp),
+        FAKE_GPU_TEST(by_topology), FAKE_GPU_TEST(unknown_place),    FAKE_GPU_TEST(idle),
+        FAKE_GPU_TEST(death),       FAKE_GPU_TEST(failed_flush),     FAKE_GPU_TEST(failed_flush_again),
         FAKE_GPU_TEST(lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
