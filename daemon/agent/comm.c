@@ -399,17 +399,7 @@ void hrd_comm_settle(struct acomm *c)
 /* GPUs that an op gave work to. */
 static uint64_t gpus_at_work(const struct aop *op)
 {
-    const struct acomm *c = op->c;
-    uint64_t gpus = 0;
-    if (op->works == 0 || op->engine == c->a->engine[HRD_ENGINE_HOST])
-        return 0;
-    for (uint32_t i = 0; i < c->nlocal; i++) {
-        const struct hrd_span *span[] = {&op->post[i].in, &op->post[i].out};
-        for (unsigned k = 0; k < 2; k++)
-            if (span[k]->base && span[k]->gpu >= 0)
-                gpus |= UINT64_C(1) << span[k]->gpu;
-    }
-    return gpus;
+    return op->works ? op->gpus : 0;
 }
 
 static unsigned stuck_ticks(const struct hrd_agent *a)
