@@ -321,11 +321,18 @@ static void engine_failed(struct aop *op, const struct hrd_work_error *error)
         hrd_abort_report(op, HRP_SYSTEM, "node %s, op %" PRIu64 ": %s", c->a->node_name, op->op, error->text);
 }
 
+static bool reads_received(const struct aunit *u, const struct hrd_step *s)
+{
+    if (s->kind == HRD_STEP_SEND || s->kind == HRD_STEP_STORE)
+        return u->sched->steps[s->src].kind == HRD_STEP_RECV;
+    return s->kind == HRD_STEP_FOLD;
+}
+
 /* An adapter's completion says nothing about when a GPU sees what was written into its memory. */
 static bool inputs_visible(struct aunit *u, uint32_t i)
 {
     struct hrd_work_error error = {.text = ""};
-    if (hrd_pool_settle(u->op->c->a, u->recv_pool, &error) == 0)
+    if (!reads_received(u, &u->sched->steps[i]) || hrd_pool_settle(u->op->c->a, u->recv_pool, &error) == 0)
         return true;
     u->step[i].failed = true;
     engine_failed(u->op, &error);
