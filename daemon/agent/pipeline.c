@@ -651,7 +651,8 @@ static bool admit_one(struct acomm *c)
     struct aop *op = next_to_admit(c, &oldest);
     if (!op || c->active + !oldest >= (op->plan.eager ? HRP_OP_SLOTS : c->a->cfg.depth))
         return false;
-    if (op->undecided && !decided(op))
+    /* A node that reported it waits for node 0 to stop it. */
+    if (op->reported || (op->undecided && !decided(op)))
         return false;
     struct aunit *u = unit_new(op, op->next_unit);
     if (c->nnodes > 1 && !take_from_pool(u) && !(oldest && take_reserve(u))) {
