@@ -244,7 +244,8 @@ static struct apool *pick(struct aop *op, bool receive, struct reason *r)
     int16_t gpu = nearest(op, receive);
     if (gpu < 0) {
         const struct hrd_gdr *g = look(a, (int16_t)__builtin_ctzll(op->gpus));
-        op->undecided = op->undecided || g->trying;
+        for (uint64_t left = op->gpus; left; left &= left - 1)
+            op->undecided = op->undecided || look(a, (int16_t)__builtin_ctzll(left))->trying;
         because(r, g->why[0] ? g->why : "writes into its memory have no order that other GPUs can rely on",
                 g->why[0] ? g->remedy : "a newer driver, or ranks of one GPU in each operation");
         return &a->host;
