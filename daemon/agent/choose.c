@@ -14,7 +14,8 @@
 #include <string.h>
 
 /* Longer than any launch on an idle GPU takes, far below a time slice. */
-#define WAITED_NS UINT64_C(100000)
+#define WAITED_US 100u
+#define WAITED_NS (UINT64_C(1000) * WAITED_US)
 /* What copy engines move each way for an op, at least, in bytes a ns: measured 25 to 45 on a PCIe 5 slot. */
 #define COPY_RATE 25u
 
@@ -92,7 +93,9 @@ static void explain(struct aop *op, const struct achoice *now)
                  hint_words(now), now->other);
     else if (now->overlap == HRP_OVERLAP_AUTO && !now->direct)
         snprintf(c->stat.engine_why, sizeof(c->stat.engine_why),
-                 "overlap = auto, and recent kernels waited %" PRIu64 " us for the GPU", now->waited_us);
+                 "overlap = auto, and recent kernels waited %s %" PRIu64 " us for the GPU",
+                 now->waited_us ? "some" : "less than",
+                 now->waited_us ? now->waited_us : (uint64_t)WAITED_US);
     else
         snprintf(c->stat.engine_why, sizeof(c->stat.engine_why), "%s", hint_words(now));
 }
@@ -153,7 +156,8 @@ const char *hrd_choose_engine(struct aop *op)
     if (other)
         snprintf(now.other, sizeof(now.other), "%s", other);
     else if (now.overlap == HRP_OVERLAP_AUTO)
-        now.waited_us = waited / 1000;
+        now.waited_us =
+            waited / WAITED_NS * WAITED_US; /* exactly, it would be new words for nearly every op */
     explain(op, &now);
     return NULL;
 }

@@ -110,11 +110,27 @@ static void waits(void **state)
     assert_ptr_equal(chosen(16 * MIB, 1, HRP_OVERLAP_AUTO), &sm); /* four ranks share a link */
 }
 
+/* The words are made again for what is worth telling, not for every microsecond. */
+static void same_words(void **state)
+{
+    (void)state;
+    chosen(1024, 4, HRP_OVERLAP_AUTO);
+    assert_non_null(strstr(comm.stat.engine_why, "less than 100 us"));
+    strcpy(comm.stat.engine_why, "kept");
+    for (kernels_wait = 0; kernels_wait < 100000; kernels_wait += 9000)
+        chosen(1024, 4, HRP_OVERLAP_AUTO);
+    assert_string_equal(comm.stat.engine_why, "kept");
+    kernels_wait = 320000;
+    chosen(64 * MIB, 4, HRP_OVERLAP_AUTO);
+    assert_non_null(strstr(comm.stat.engine_why, "some 300 us"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hints, setup, teardown),
         cmocka_unit_test_setup_teardown(waits, setup, teardown),
+        cmocka_unit_test_setup_teardown(same_words, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
