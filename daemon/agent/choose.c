@@ -147,6 +147,9 @@ const char *hrd_choose_engine(struct aop *op)
         return no_dma;
     struct hrd_engine *sm = a->engine[HRD_ENGINE_SM];
     uint64_t waited = no_sm ? 0 : sm->table->waited(sm, ask.gpus);
+    op->sm_asked = sm && !ask.host;
+    op->sm_refused = no_sm != NULL;
+    op->sm_waited = waited;
     bool gdr = op->c->config.require & HRP_REQUIRE_GDR; /* which kernels alone can use */
     bool kernels = !no_sm && (no_dma || gdr || now.direct || now.overlap == HRP_OVERLAP_IDLE ||
                               (now.overlap == HRP_OVERLAP_AUTO && waited < patience(op, &ask)));
@@ -187,12 +190,13 @@ uint32_t hrd_choose_advice(const struct aop *op)
         .gpus = c->choice.gpus, .sig = op->sig, .nlocal = c->nlocal, .one_node = true};
     if (!sm || c->nnodes > 1 || overlap == HRP_OVERLAP_COMPUTE || !all_by_stream(op))
         return 0;
-    bool in_place;
+    bool known = op->sm_asked && op->gpus == ask.gpus, in_place;
     if (!ask.gpus)
         in_place = overlap == HRP_OVERLAP_IDLE || op->op % ASK_UNKNOWN == 1;
-    else if (sm->table->refuses(sm, &ask))
+    else if (known ? op->sm_refused : sm->table->refuses(sm, &ask) != NULL)
         in_place = op->op % ASK_REFUSED == 1;
     else
-        in_place = overlap == HRP_OVERLAP_IDLE || sm->table->waited(sm, ask.gpus) < WAITED_NS;
+        in_place = overlap == HRP_OVERLAP_IDLE ||
+                   (known ? op->sm_waited : sm->table->waited(sm, ask.gpus)) < WAITED_NS;
     return in_place ? HRP_ADVICE_IN_PLACE : 0;
 }

@@ -169,8 +169,11 @@ struct aop {
     uint64_t ended_ns[HRD_NSTAGES]; /* when its stages ended; 0: not, or nothing is known */
     bool warned;
     struct hrd_plan plan;
-    struct hrd_engine *engine;           /* of all its work; set when it is planned, as is: */
-    uint64_t gpus;                       /* bit g: one of its local buffers lies on GPU g */
+    struct hrd_engine *engine; /* of all its work; set when it is planned, as is: */
+    uint64_t gpus;             /* bit g: one of its local buffers lies on GPU g */
+    bool sm_asked,
+        sm_refused;     /* by choose.c: the sm engine about these GPUs and no other memory; its answer */
+    uint64_t sm_waited; /* and, where it did not refuse, how long its kernels waited */
     struct apool *send_pool, *recv_pool; /* of its units, as long as there is room */
     bool undecided;      /* GPU memory is required, and it is just being tried: no unit starts */
     uint64_t next_unit;  /* first one not admitted */

@@ -14,11 +14,13 @@
 #define MIB ((uint64_t)1 << 20)
 
 static uint64_t kernels_wait;
+static unsigned asked;
 static const char *no_sm, *no_dma;
 
 static const char *sm_refuses(struct hrd_engine *e, const struct hrd_engine_ask *ask)
 {
     (void)e, (void)ask;
+    asked++;
     return no_sm;
 }
 
@@ -125,12 +127,34 @@ static void same_words(void **state)
     assert_non_null(strstr(comm.stat.engine_why, "some 300 us"));
 }
 
+/* What the engine was asked for an op it is not asked again for the advice, unless the op shows no GPU. */
+static void advice(void **state)
+{
+    (void)state;
+    chosen(1024, 4, HRP_OVERLAP_AUTO);
+    for (uint32_t i = 0; i < RANKS; i++)
+        op->post[i].stream = true;
+    asked = 0;
+    assert_int_equal(hrd_choose_advice(op), HRP_ADVICE_IN_PLACE);
+    assert_int_equal(asked, 0);
+    kernels_wait = 2000000;
+    chosen(1024, 4, HRP_OVERLAP_AUTO);
+    for (uint32_t i = 0; i < RANKS; i++)
+        op->post[i].stream = true;
+    assert_int_equal(hrd_choose_advice(op), 0);
+    op->sm_asked = false; /* as from a window */
+    kernels_wait = asked = 0;
+    assert_int_equal(hrd_choose_advice(op), HRP_ADVICE_IN_PLACE);
+    assert_int_equal(asked, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hints, setup, teardown),
         cmocka_unit_test_setup_teardown(waits, setup, teardown),
         cmocka_unit_test_setup_teardown(same_words, setup, teardown),
+        cmocka_unit_test_setup_teardown(advice, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
