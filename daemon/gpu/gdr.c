@@ -57,8 +57,8 @@ static bool near_enough(struct gpu *g, const struct hrd_verbs_device *nic, struc
                  hrd_topo_words(NEAR));
     else
         snprintf(is->why, sizeof(is->why),
-                 "how GPU %s and %s are connected is not known, and gdr = auto takes no risk", g->dev.pci,
-                 nic->name);
+                 "how GPU %s and %s are connected is not known%s%s%s, and gdr = auto takes no risk",
+                 g->dev.pci, nic->name, why[0] ? " (" : "", why, why[0] ? ")" : "");
     snprintf(
         is->remedy, sizeof(is->remedy),
         "gdr = on in hreduced.conf takes it all the same; 'hreducectl topo' says which adapter is nearer");

@@ -198,7 +198,7 @@ static int bring_up(struct hrd_gpu_dev *g, void **state, char *why, size_t len)
     char name[16];
     const void *image = hrg_kernels_image(&none);
     char text[160];
-    int sms = 0;
+    int sms = 0, err = 0;
     if (!image) {
         snprintf(why, len, "%s", none);
         return -1;
@@ -227,8 +227,9 @@ static int bring_up(struct hrd_gpu_dev *g, void **state, char *why, size_t len)
     snprintf(name, sizeof(name), "hrd-sm-%d", g->gpu);
     if (r != HRG_SUCCESS)
         snprintf(why, len, "%s failed: %s", doing, hrg_error_text(g->drv, r, text, sizeof(text)));
-    else if (hrd_submit_start(&p->submit, g, name, launch_all, p) != 0)
-        snprintf(why, len, "its submit thread could not be started; raise the process limit");
+    else if ((err = hrd_submit_start(&p->submit, g, name, launch_all, p)) != 0)
+        snprintf(why, len, "its submit thread could not be started: %s; raise the process limit",
+                 strerror(err));
     else {
         *state = p;
         return 0;

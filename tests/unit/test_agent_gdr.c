@@ -405,12 +405,13 @@ static void unknown_place(void)
     w->bytes = BYTES;
     w->cfg.gdr = HRD_GDR_AUTO;
     w->cfg.gdr_bytes = 4 << 20;
+    w->cfg.topology = "nowhere.xml";
     w->linked = linked;
     gpu_nodes_start(2, 4, map22, gpu22, &o);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     const struct hrd_snapshot_comm *c = &look(0)->comm[0];
-    CHECK(says(c->gdr_why, "connected is not known") && c->gdr_units == 0);
-    CHECK(fake_verbs_calls(FAKE_REG_DMABUF) == 0);
+    CHECK(says(c->gdr_why, "connected is not known (nowhere.xml is no topology that hwloc can read"));
+    CHECK(c->gdr_units == 0 && fake_verbs_calls(FAKE_REG_DMABUF) == 0);
     end();
 }
 
