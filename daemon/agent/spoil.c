@@ -75,7 +75,7 @@ static bool step(struct acomm *c, struct aspoil *s, bool *moved)
         hrd_complete_rank(c, r, s->op, s->status, s->scope, s->text);
         return true;
     }
-    if (*moved && s->raised > 0)
+    if (*moved)
         hrd_complete_raise(r, s->op, s->raised);
     return false;
 }

@@ -129,7 +129,7 @@ static void fail(struct chunk *c, int16_t gpu, hrg_result rc, const char *what)
     struct hrd_work *w = c->w;
     struct hrd_work_error error;
     error.device_lost =
-        hrd_gpu_failed(c->e->gpus, hrd_gpus_dev(c->e->gpus, gpu), rc, what, error.text, sizeof(error.text));
+        hrd_gpu_failed(hrd_gpus_dev(c->e->gpus, gpu), rc, what, error.text, sizeof(error.text));
     if (w->error)
         return;
     w->error = need(sizeof(*w->error));
@@ -456,7 +456,7 @@ static uint64_t chunk_bytes(uint64_t work)
 static uint64_t chunk_elems(const struct dma_engine *e, const struct hrd_work *w)
 {
     uint64_t size = in_size(w) > out_size(w) ? in_size(w) : out_size(w), bytes = w->n * size;
-    uint64_t pieces = bytes < CHUNK_MIN_WORK ? bytes / (CHUNK_MIN_WORK / 2) : bytes / chunk_bytes(bytes);
+    uint64_t pieces = bytes < CHUNK_MIN_WORK ? 1 : bytes / chunk_bytes(bytes);
     uint64_t n = pieces > 1 ? (w->n + pieces - 1) / pieces : w->n;
     uint64_t most = dma_bounce_most(&e->bounce) / 2 / slots_of(w);
     most = most > HRD_ARENA_PAGE ? (most - HRD_ARENA_PAGE) / size / ELEMS * ELEMS : 0;

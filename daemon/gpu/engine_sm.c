@@ -112,7 +112,7 @@ static void fail_by_device(struct sm_engine *e, struct hrd_work *w, struct hrd_g
         return;
     char what[96];
     snprintf(what, sizeof(what), "a %s kernel over %" PRIu64 " elements", kind_name(w), w->n);
-    error->device_lost = hrd_gpu_failed(e->gpus, g, r, what, error->text, sizeof(error->text));
+    error->device_lost = hrd_gpu_failed(g, r, what, error->text, sizeof(error->text));
 }
 
 static void report(struct sm_engine *e, struct hrd_work *w)

@@ -166,7 +166,6 @@ static void try_memory(struct gpu *g, const struct hrd_verbs_device *nic, struct
     is->receive = t.receive && ordered && !t.stuck;
     is->receive_all = is->receive && (g->gdr.can_flush || g->gdr.ordering >= HRG_ORDERING_ALL_DEVICES);
     is->ready = is->send || is->receive;
-    snprintf(is->way, sizeof(is->way), "%s", t.way);
     snprintf(is->memory.device, sizeof(is->memory.device), "%s", nic->name);
     is->memory.port = nic->port;
     explain(g, &t, no_dmabuf, is);
@@ -319,6 +318,6 @@ int hrd_gpus_gdr_flush(struct hrd_gpus *gpus, int16_t gpu, bool all, bool *lost,
                                            all ? HRG_FLUSH_TO_ALL_DEVICES : HRG_FLUSH_TO_OWNER);
     if (rc == HRG_SUCCESS)
         return 0;
-    *lost = hrd_gpu_failed(gpus, &g->dev, rc, "flushing what the adapter wrote", why, len);
+    *lost = hrd_gpu_failed(&g->dev, rc, "flushing what the adapter wrote", why, len);
     return -1;
 }

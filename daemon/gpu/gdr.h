@@ -30,7 +30,6 @@ struct hrd_gdr {
     bool trying;        /* not ready, but it may be in a moment */
     unsigned distance;  /* GPUs with a lower one are nearer to the adapter */
     struct hrd_tp_memory memory;
-    char way[64]; /* "GPU memory by dmabuf" */
     /* "memory of GPU 0000:18:00.0, read and written by mlx5_0 port 1 (GPU memory by dmabuf)" */
     char used[200];
     char why[512];    /* what does not work, and why; "": all does */

@@ -584,11 +584,9 @@ static const char *remedy(hrg_result error)
     }
 }
 
-bool hrd_gpu_failed(struct hrd_gpus *gpus, struct hrd_gpu_dev *d, hrg_result error, const char *what,
-                    char *why, size_t len)
+bool hrd_gpu_failed(struct hrd_gpu_dev *d, hrg_result error, const char *what, char *why, size_t len)
 {
     char text[128], name[160];
-    (void)gpus;
     hrd_gpu_name(d, name, sizeof(name));
     hrg_error_text(d->drv, error, text, sizeof(text));
     snprintf(why, len, "%s: %s failed: %s; %s", name, what, text, remedy(error));

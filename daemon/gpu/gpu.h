@@ -81,8 +81,7 @@ struct hrd_gpu_dev *hrd_gpus_dev(const struct hrd_gpus *gpus, int16_t gpu);
  * and returns whether the GPU is lost with it (hrg_error_is_sticky()): then it takes no imports any more until the daemon
  * is started again. Any thread.
  */
-bool hrd_gpu_failed(struct hrd_gpus *gpus, struct hrd_gpu_dev *g, hrg_result error, const char *what,
-                    char *why, size_t len);
+bool hrd_gpu_failed(struct hrd_gpu_dev *g, hrg_result error, const char *what, char *why, size_t len);
 
 /* Work that the agent gave to these GPUs (bit g: GPU g) did not end within `ms`: they are lost, as after such an error. Writes
    the sentence about the first of them to why. Any thread. */

@@ -67,7 +67,6 @@ struct gpu {
     /* under the lock of gpus: */
     bool threaded, used; /* its thread runs; it was imported from once */
     bool up;
-    bool retiring;      /* lost, and to be taken down when its imports are closed */
     char lost_why[512]; /* read without the lock once its bit in `lost` is set: never changes again */
     struct gpu_request *first, *last;
     struct hrd_gpu_import *imports;

@@ -31,7 +31,7 @@ static int refuse(struct gpu *g, hrg_result rc, const char *call, const char *re
 {
     char error[128], name[160];
     if (hrg_error_is_sticky(rc)) {
-        hrd_gpu_failed(g->gpus, &g->dev, rc, call, why, len);
+        hrd_gpu_failed(&g->dev, rc, call, why, len);
         return -1;
     }
     snprintf(why, len, "%s: %s says %s%s%s", hrd_gpu_name(&g->dev, name, sizeof(name)), call,
@@ -194,7 +194,7 @@ int hrd_gpu_map_again(struct gpu *at, const struct hrd_gpu_import *i, hrg_ptr *p
     if (rc == HRG_SUCCESS)
         return 0;
     if (hrg_error_is_sticky(rc))
-        hrd_gpu_failed(at->gpus, &at->dev, rc, "cuIpcOpenMemHandle", sentence, sizeof(sentence));
+        hrd_gpu_failed(&at->dev, rc, "cuIpcOpenMemHandle", sentence, sizeof(sentence));
     snprintf(why, len, "cuIpcOpenMemHandle says %s", hrg_error_text(drv, rc, error, sizeof(error)));
     return -1;
 }

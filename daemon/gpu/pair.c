@@ -40,7 +40,7 @@ static int failed(const struct trial *t, hrg_result rc, const char *what, char *
 {
     char error[128];
     if (hrg_error_is_sticky(rc))
-        hrd_gpu_failed(t->a->gpus, &t->a->dev, rc, what, why, len);
+        hrd_gpu_failed(&t->a->dev, rc, what, why, len);
     snprintf(why, len, "%s: %s", what, hrg_error_text(t->drv, rc, error, sizeof(error)));
     return -1;
 }

@@ -541,12 +541,12 @@ static void lost_apart(void)
     char why[400];
     buffer_open(&four[0], 0);
     buffer_open(&four[1], 2);
-    CHECK(hrd_gpu_failed(gpus, hrd_gpus_dev(gpus, 2), HRG_ERROR_LAUNCH_FAILED, "a test", why, sizeof(why)));
+    CHECK(hrd_gpu_failed(hrd_gpus_dev(gpus, 2), HRG_ERROR_LAUNCH_FAILED, "a test", why, sizeof(why)));
     CHECK(!engine->table->refuses(engine, &first));
     const char *said = engine->table->refuses(engine, &third);
     CHECK(said && strstr(said, hrd_gpus_dev(gpus, 2)->pci));
     CHECK(engine->table->refuses(engine, &both) == said);
-    CHECK(hrd_gpu_failed(gpus, hrd_gpus_dev(gpus, 0), HRG_ERROR_LAUNCH_FAILED, "a test", why, sizeof(why)));
+    CHECK(hrd_gpu_failed(hrd_gpus_dev(gpus, 0), HRG_ERROR_LAUNCH_FAILED, "a test", why, sizeof(why)));
     CHECK(engine->table->refuses(engine, &third) == said);
     said = engine->table->refuses(engine, &first);
     CHECK(said && strstr(said, hrd_gpus_dev(gpus, 0)->pci));

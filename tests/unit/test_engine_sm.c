@@ -91,10 +91,8 @@ bool hrd_gpus_pinned(const struct hrd_gpus *gpus, const void *p, uint64_t bytes)
     return (const char *)p >= gpus->pinned && (const char *)p + bytes <= gpus->pinned + gpus->pinned_bytes;
 }
 
-bool hrd_gpu_failed(struct hrd_gpus *gpus, struct hrd_gpu_dev *g, hrg_result error, const char *what,
-                    char *why, size_t len)
+bool hrd_gpu_failed(struct hrd_gpu_dev *g, hrg_result error, const char *what, char *why, size_t len)
 {
-    (void)gpus;
     snprintf(why, len, "GPU %d: %s failed with %d", g->gpu, what, error);
     return hrg_error_is_sticky(error) != 0;
 }
