@@ -51,6 +51,8 @@ static double deadline(const struct rig *r)
 static int failed(const struct rig *r, hrg_result rc, const char *what, char *why, size_t len)
 {
     char error[128];
+    if (hrg_error_is_sticky(rc))
+        hrd_gpu_failed(r->t->dev, rc, what, why, len);
     snprintf(why, len, "%s failed: %s", what, hrg_error_text(r->t->dev->drv, rc, error, sizeof(error)));
     return -1;
 }

@@ -532,6 +532,26 @@ static void lost(void)
     end();
 }
 
+/* So it is by an error in a trial: nothing more is given to it. */
+static void lost_in_trial(void)
+{
+    struct sim_options o = {0};
+    struct hrd_gpu_info info[GPU_NODES_GPUS];
+    uint64_t pinned;
+    setenv("FAKE_CUDA_FAIL", "FlushGPUDirectRDMAWrites=700@1", 1);
+    begin(4 << 20, NULL, &o);
+    linked();
+    bool is_lost = false;
+    for (int i = 0; !is_lost; i++) {
+        CHECK(i < LIMIT_S * 1000);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        for (uint32_t n = 0; n < w->s.nnodes; n++)
+            for (unsigned k = hrd_gpus_info(w->gpus[n], info, GPU_NODES_GPUS, &pinned); k-- > 0;)
+                is_lost = is_lost || strstr(info[k].lost, "since flushing what the adapter wrote failed");
+    }
+    end();
+}
+
 /* On a real GPU, whose driver copies in the place of the adapter: its memory is exported and its writes are flushed for
    real, and real kernels read and write it. */
 static void by_driver(void *to, bool to_gpu, const void *from, bool from_gpu, size_t len)
@@ -605,7 +625,7 @@ int main(int argc, char **argv)
         FAKE_GPU_TEST(required),    FAKE_GPU_TEST(required_in_vain), FAKE_GPU_TEST(over_tcp),
         FAKE_GPU_TEST(by_topology), FAKE_GPU_TEST(unknown_place),    FAKE_GPU_TEST(idle),
         FAKE_GPU_TEST(death),       FAKE_GPU_TEST(failed_flush),     FAKE_GPU_TEST(failed_flush_again),
-        FAKE_GPU_TEST(lost),
+        FAKE_GPU_TEST(lost),        FAKE_GPU_TEST(lost_in_trial),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
