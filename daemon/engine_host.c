@@ -7,6 +7,7 @@
  * So work that is too small for a switch is done in submit; an agent that has nothing else to do takes chunks like any
  * thread; and a sleeping thread is woken only when more is queued than would be done by the time it runs.
  */
+#include "daemon/clock.h"
 #include "daemon/engine.h"
 #include "daemon/relax.h"
 #include "daemon/thread.h"
@@ -17,7 +18,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Bytes read and written up to which the agent works by itself: a switch to another thread costs 5 to 45 us, in
@@ -139,17 +139,10 @@ static void finish(struct host_engine *e, struct hrd_work *w)
     }
 }
 
-static uint64_t clock_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static bool is_hot(const struct host_engine *e)
 {
     uint64_t until = atomic_load_explicit(&e->hot_until, memory_order_relaxed);
-    return until && clock_ns() < until;
+    return until && now_ns() < until;
 }
 
 static void look_for_work(struct host_engine *e)
@@ -181,7 +174,7 @@ static bool worth_waking(struct host_engine *e)
         least = WAKE_BYTES_MAX;
     if (atomic_load_explicit(&e->queued, memory_order_relaxed) < least)
         return false;
-    e->signal_ns = clock_ns();
+    e->signal_ns = now_ns();
     return true;
 }
 
@@ -231,7 +224,7 @@ static void *reduce_thread(void *arg)
             pthread_cond_wait(&e->more, &e->lock);
             e->idle--;
             if (e->signal_ns) {
-                e->wake_ns = (3 * e->wake_ns + (clock_ns() - e->signal_ns)) / 4;
+                e->wake_ns = (3 * e->wake_ns + (now_ns() - e->signal_ns)) / 4;
                 e->signal_ns = 0;
             }
             continue;
@@ -388,7 +381,7 @@ void hrd_engine_host_expect(struct hrd_engine *host, bool more)
     struct host_engine *e = (struct host_engine *)host;
     if (e->nthreads < SPINNERS)
         return;
-    uint64_t until = more ? UINT64_MAX : clock_ns() + LINGER_NS;
+    uint64_t until = more ? UINT64_MAX : now_ns() + LINGER_NS;
     atomic_store_explicit(&e->hot_until, until, memory_order_relaxed);
     if (!more)
         return;

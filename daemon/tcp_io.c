@@ -4,6 +4,7 @@
  * calls that do not block, so that a peer that stands still holds up nobody else. How a stream goes to and fro between its
  * thread and the agent: tcp_int.h.
  */
+#include "daemon/clock.h"
 #include "daemon/tcp_int.h"
 
 #include <errno.h>
@@ -42,13 +43,6 @@ struct hrd_tcp_io {
     unsigned nthreads;
     struct io_thread thread[];
 };
-
-static uint64_t clock_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static void ring(int fd)
 {
@@ -303,13 +297,13 @@ static void sleep_until_posted(struct io_thread *t)
 static void *io_main(void *arg)
 {
     struct io_thread *t = arg;
-    uint64_t last = clock_ns();
+    uint64_t last = now_ns();
     while (!atomic_load_explicit(&t->io->stop, memory_order_relaxed)) {
         bool any = take_inbox(t);
         any = t->active != NULL || any;
         move_all(t);
         any = look(t, 0) || any;
-        uint64_t now = clock_ns();
+        uint64_t now = now_ns();
         if (any) {
             last = now;
             continue;
@@ -319,7 +313,7 @@ static void *io_main(void *arg)
             continue;
         }
         sleep_until_posted(t);
-        last = clock_ns();
+        last = now_ns();
     }
     return NULL;
 }

@@ -24,6 +24,7 @@
 
 #include "daemon/agent.h"
 #include "daemon/arena.h"
+#include "daemon/clock.h"
 #include "daemon/engine.h"
 #include "daemon/gpu/gdr.h"
 #include "daemon/log.h"
@@ -369,13 +370,6 @@ struct hrd_agent {
 };
 
 /* ---- shared by the agent's files ---------------------------------------------------------------------------- */
-
-static inline uint64_t now_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
 
 /* malloc that does not come back without memory: the daemon is crash-only. */
 static inline void *xalloc(size_t n, size_t size)

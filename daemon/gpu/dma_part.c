@@ -5,21 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "daemon/clock.h"
 #include "daemon/gpu/parts.h"
 #include "daemon/log.h"
 
 /* Copies of one call. */
 #define CALL_COPIES 32u
 #define BATCH_VERSION 12080
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
 
 /* ---- the submit thread's side --------------------------------------------------------------------------------- */
 

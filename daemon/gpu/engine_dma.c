@@ -16,8 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "daemon/clock.h"
 #include "daemon/gpu/bounce.h"
 #include "daemon/gpu/dma_part.h"
 #include "daemon/log.h"
@@ -85,13 +85,6 @@ static void *need(size_t bytes)
     if (!p)
         abort(); /* crash-only */
     return p;
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
 static size_t in_size(const struct hrd_work *w)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/clock.h"
 #include "daemon/gpu/sm_part.h"
 
 /* A shard is at least this long: below it another launch costs more than it saves. */
@@ -214,7 +215,7 @@ static bool post(struct sm_engine *e, struct hrd_work *w)
     unsigned count = shard_gpus(e, w, gpus_of(w), list);
     uint64_t each = ((w->n + count - 1) / count + SHARD_ELEMS - 1) / SHARD_ELEMS * SHARD_ELEMS;
     unsigned lane = lane_for(each * element_bytes(w));
-    uint64_t now = sm_now_ns(), shards = (w->n + each - 1) / each;
+    uint64_t now = now_ns(), shards = (w->n + each - 1) / each;
     for (unsigned i = 0; i < shards; i++)
         if (!sm_part_entry(part_of(e, list[i]), lane))
             return false;
@@ -368,7 +369,7 @@ static bool poll_part(struct sm_engine *e, struct sm_part *p, uint64_t *now)
         if (l->over == atomic_load_explicit(&l->posted, memory_order_relaxed))
             continue;
         if (!*now)
-            *now = sm_now_ns();
+            *now = now_ns();
         while ((entry = sm_part_over(l)) != NULL) {
             if (entry->result == HRG_SUCCESS)
                 measure(p, l, entry, *now);
@@ -431,7 +432,7 @@ static uint64_t sm_waited(struct hrd_engine *base, uint64_t gpus)
         const struct sm_part *p = part_of(e, (unsigned)__builtin_ctzll(gpus));
         if (!p || p->waited_ns <= worst)
             continue;
-        uint64_t halvings = (sm_now_ns() - p->measured_ns) / FORGET_NS;
+        uint64_t halvings = (now_ns() - p->measured_ns) / FORGET_NS;
         uint64_t waited = halvings < 64 ? p->waited_ns >> halvings : 0;
         if (waited > worst)
             worst = waited;

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "daemon/clock.h"
 #include "daemon/gpu/engine_sm.h"
 
 #define WORD_STRIDE 64u /* bytes from word to word */
@@ -13,13 +13,6 @@
 #define BLOCKS_PER_SM 2u
 #define PAGE 4096u
 #define HIGHEST_PRIORITY (-100) /* the driver takes the highest that it has */
-
-uint64_t sm_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
 
 /* ---- launching ------------------------------------------------------------------------------------------------ */
 
@@ -32,7 +25,7 @@ static bool launch_lane(struct sm_part *p, struct sm_lane *l)
     void *parameter[] = {&e->launch.args};
     e->result = p->dev->drv->LaunchKernel(p->function[e->launch.kernel], e->launch.blocks, 1, 1,
                                           e->launch.threads, 1, 1, 0, l->stream, parameter, NULL);
-    e->launched_ns = sm_now_ns();
+    e->launched_ns = now_ns();
     atomic_store_explicit(&l->launched, at + 1, memory_order_release);
     return true;
 }

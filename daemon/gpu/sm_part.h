@@ -65,8 +65,6 @@ struct sm_part {
     } view[SM_CACHED_VIEWS];
 };
 
-uint64_t sm_now_ns(void);
-
 /* The device address of pinned host memory, for kernels of this GPU; 0 and *error when the driver does not know it. Agent
    thread; makes the GPU's context current on a miss. */
 uint64_t sm_part_address(struct sm_part *p, const void *host, hrg_result *error);

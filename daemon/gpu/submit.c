@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
 #include "daemon/relax.h"
 #include "daemon/thread.h"
 
@@ -15,13 +16,6 @@
 /* Between two looks at what is under way: a driver call a microsecond is enough, and leaves the context's lock to others. */
 #define RELAXES 16u
 #define NAP_NS 20000
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
 
 static void pause_between_looks(const struct hrd_submit *s)
 {

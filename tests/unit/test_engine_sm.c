@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
 #include "daemon/gpu/engine_sm.h"
 #include "daemon/gpu/sm_part.h"
 #include "kernels/gpu_kernels.h"
@@ -300,11 +301,11 @@ static void fused(unsigned dtype, unsigned op, uint64_t n, uint64_t off)
     for (int i = 0; i < NGPUS; i++)
         sink(w, on_gpu(i, 1, off));
     hrk_fold(&f, &expected, 1, src, NGPUS, n);
-    uint64_t before = sm_now_ns();
+    uint64_t before = now_ns();
     engine->table->submit(engine, w);
     wait_for(&o, 1);
     CHECK(o.failed == 0);
-    CHECK(n == 0 || (o.began_ns >= before && o.began_ns <= sm_now_ns()));
+    CHECK(n == 0 || (o.began_ns >= before && o.began_ns <= now_ns()));
     for (int i = 0; i < NGPUS; i++)
         check_output(i, expected, off, bytes);
     free(expected);
