@@ -128,9 +128,12 @@ static void io_threads(void)
         struct hpf_cluster *c = ht_cluster(some[i].nnodes, keys[i]);
         struct ht_job job = {.nranks = some[i].nranks, .map = some[i].map, .fn = io_rank_main};
         ht_run(c, &job);
+        /* They move the bytes of sockets, so a daemon that never exchanges over tcp has none. */
+        unsigned want = ht_over_verbs() ? 0 : 2 - i;
+        char said[32];
+        snprintf(said, sizeof(said), "\"io_threads\": %u,", want);
         char *status = ht_status(c, 0);
-        HT_CHECK(strstr(status, i ? "\"io_threads\": 1" : "\"io_threads\": 2"),
-                 "the status does not say it: %s", status);
+        HT_CHECK(strstr(status, said), "the status does not say %s", said);
         free(status);
         ht_cluster_end(c);
     }

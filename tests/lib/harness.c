@@ -55,6 +55,8 @@ void ht_die(const char *fmt, ...)
     va_list ap;
     va_start(ap, fmt);
     fflush(stdout);
+    /* The word by which tests/run finds the sentence among the logs. */
+    fputs("FAILED: ", stderr);
     vfprintf(stderr, fmt, ap);
     fputc('\n', stderr);
     va_end(ap);
@@ -93,8 +95,7 @@ uint64_t ht_memory_available(void)
 
 /* ---- daemons and jobs ------------------------------------------------------------------------------------ */
 
-/* Every daemon of the test exchanges over verbs or not at all: see tests/lib/fake_verbs.py. */
-static bool over_verbs(void)
+bool ht_over_verbs(void)
 {
     const char *transport = getenv("HREDUCE_TEST_TRANSPORT");
     return transport && strcmp(transport, "verbs") == 0;
@@ -109,7 +110,7 @@ struct hpf_cluster *ht_cluster(unsigned nnodes, const char *const *keys)
         HT_CHECK(nkeys < MAX_KEYS, "a test may set %u keys", MAX_KEYS);
         all[nkeys] = keys[nkeys];
     }
-    if (over_verbs() && nnodes > 1)
+    if (ht_over_verbs() && nnodes > 1)
         all[nkeys++] = "transport = verbs";
     struct hpf_cluster_options options = {
         .nnodes = nnodes, .keys = all, .nkeys = nkeys, .timeout_ms = ht_ms(20000)};
@@ -123,7 +124,7 @@ struct hpf_cluster *ht_cluster(unsigned nnodes, const char *const *keys)
 void ht_cluster_end(struct hpf_cluster *c)
 {
     char err[2048];
-    for (unsigned i = 0; over_verbs() && i < c->nnodes; i++)
+    for (unsigned i = 0; ht_over_verbs() && i < c->nnodes; i++)
         HT_CHECK(!ht_log_has(c, i, ": tcp, "), "node %u exchanged over tcp", i);
     forget(c);
     if (hpf_cluster_free(c, err, sizeof(err)) < 0)

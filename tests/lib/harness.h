@@ -70,6 +70,9 @@ void ht_finish(struct hpf_job *job, unsigned timeout_ms);
 void ht_run(struct hpf_cluster *c, const struct ht_job *job);
 void *ht_job_user_shared(struct hpf_job *job);
 
+/* Every daemon of this test exchanges over verbs or not at all: see tests/lib/fake_verbs.py. */
+bool ht_over_verbs(void);
+
 /* `hreducectl --socket S status --json` of a node, to be freed. */
 char *ht_status(struct hpf_cluster *c, unsigned node);
 /* What a process holds; -1 when it is gone. */
