@@ -134,6 +134,27 @@ uint64_t gj_alloc(struct gj_gpu *g, uint64_t bytes)
     return p;
 }
 
+uint64_t gj_alloc_vmm(struct gj_gpu *g, uint64_t bytes)
+{
+    const struct hrg_mem_prop prop = {.type = HRG_ALLOCATION_PINNED,
+                                      .requested_handle_types = HRG_HANDLE_POSIX_FD,
+                                      .location = {.type = HRG_LOCATION_DEVICE, .id = g->dev}};
+    const struct hrg_mem_access access = {.location = prop.location, .flags = HRG_ACCESS_READWRITE};
+    size_t grain = 0;
+    hrg_handle handle;
+    hrg_ptr p = 0;
+    gj_use(g);
+    gj_check(g->drv->MemGetAllocationGranularity(&grain, &prop, HRG_GRANULARITY_MINIMUM),
+             "asking for the granularity of memory");
+    bytes = (bytes + grain - 1) / grain * grain;
+    gj_check(g->drv->MemAddressReserve(&p, bytes, 0, 0, 0), "reserving addresses");
+    gj_check(g->drv->MemCreate(&handle, bytes, &prop, 0), "making GPU memory that can be exported");
+    gj_check(g->drv->MemMap(p, bytes, 0, handle, 0), "mapping GPU memory");
+    gj_check(g->drv->MemRelease(handle), "letting go of a handle");
+    gj_check(g->drv->MemSetAccess(p, bytes, &access, 1), "giving access to GPU memory");
+    return p;
+}
+
 void *gj_pinned(struct gj_gpu *g, uint64_t bytes, uint64_t *device)
 {
     void *p = NULL;

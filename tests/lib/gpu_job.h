@@ -43,6 +43,8 @@ void gj_load_kernels(struct gj_gpu *g);
 void gj_launch(struct gj_gpu *g, struct hrg_launch *l);
 void gj_wait(struct gj_gpu *g);
 uint64_t gj_alloc(struct gj_gpu *g, uint64_t bytes);
+/* Of cuMemCreate, mapped, which other processes get as a descriptor. For the life of the process. */
+uint64_t gj_alloc_vmm(struct gj_gpu *g, uint64_t bytes);
 void *gj_pinned(struct gj_gpu *g, uint64_t bytes, uint64_t *device);
 void gj_upload(struct gj_gpu *g, uint64_t device, const void *pinned, uint64_t bytes);
 void gj_download(struct gj_gpu *g, void *pinned, uint64_t device, uint64_t bytes);

@@ -7,17 +7,22 @@
 
 #include "proto/types.h"
 
-#define PIECE (UINT64_C(4) << 20)
 #define MEET_NS UINT64_C(60000000000)
 #define BUSY_AHEAD 4
 
-void gr_open(struct gr_rank *r, const struct hrg_driver *drv, int ordinal, uint64_t max_bytes)
+void gr_open_in(struct gr_rank *r, const struct hrg_driver *drv, int ordinal, uint64_t max_bytes,
+                gr_allocate allocate)
 {
     gj_open(&r->gpu, drv, ordinal);
-    r->send = gj_alloc(&r->gpu, max_bytes);
-    r->recv = gj_alloc(&r->gpu, max_bytes);
-    r->piece = gj_pinned(&r->gpu, PIECE, NULL);
+    r->send = allocate(&r->gpu, max_bytes);
+    r->recv = allocate(&r->gpu, max_bytes);
+    r->piece = gj_pinned(&r->gpu, GR_PIECE, NULL);
     gj_use(&r->gpu);
+}
+
+void gr_open(struct gr_rank *r, const struct hrg_driver *drv, int ordinal, uint64_t max_bytes)
+{
+    gr_open_in(r, drv, ordinal, max_bytes, gj_alloc);
 }
 
 /* ---- together ------------------------------------------------------------------------------------------------------ */
@@ -100,8 +105,8 @@ static void store(unsigned type, uint8_t *p, uint64_t i, int v)
 void gr_fill(struct gr_rank *r, unsigned type, uint64_t bytes, uint64_t seed)
 {
     const uint64_t size = hrp_dtype_size(type);
-    for (uint64_t at = 0; at < bytes; at += PIECE) {
-        uint64_t n = bytes - at < PIECE ? bytes - at : PIECE;
+    for (uint64_t at = 0; at < bytes; at += GR_PIECE) {
+        uint64_t n = bytes - at < GR_PIECE ? bytes - at : GR_PIECE;
         for (uint64_t i = 0; i < n / size; i++)
             store(type, r->piece, i, value(seed, r->me->rank, at / size + i));
         gj_upload(&r->gpu, r->send + at, r->piece, n);
@@ -118,8 +123,8 @@ uint64_t gr_count_wrong(struct gr_rank *r, unsigned type, uint64_t bytes, uint64
 {
     const uint64_t size = hrp_dtype_size(type);
     uint64_t wrong = 0;
-    for (uint64_t at = 0; at < bytes; at += PIECE) {
-        uint64_t n = bytes - at < PIECE ? bytes - at : PIECE;
+    for (uint64_t at = 0; at < bytes; at += GR_PIECE) {
+        uint64_t n = bytes - at < GR_PIECE ? bytes - at : GR_PIECE;
         gj_download(&r->gpu, r->piece, r->recv + at, n);
         for (uint64_t i = 0; i < n / size; i++) {
             uint8_t want[4] = {0};

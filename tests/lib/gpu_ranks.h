@@ -16,6 +16,7 @@
 #include "tests/lib/gpu_job.h"
 
 #define GR_MAX_RANKS 32u
+#define GR_PIECE (UINT64_C(4) << 20)
 
 /* Shared by all ranks and the parent; zero at first. */
 struct gr_page {
@@ -33,7 +34,7 @@ struct gr_rank {
     struct gj_gpu gpu;
     hclient_comm_t comm;
     uint64_t send, recv; /* device */
-    uint8_t *piece;      /* pinned */
+    uint8_t *piece;      /* pinned, of GR_PIECE bytes */
     uint32_t round;
     /* The job's own kernels: */
     struct gj_gpu busy_gpu;
@@ -44,6 +45,10 @@ struct gr_rank {
 
 /* Buffers of max_bytes on that GPU, which is current from here on. The rest of r is zero, but for me and page. */
 void gr_open(struct gr_rank *r, const struct hrg_driver *drv, int ordinal, uint64_t max_bytes);
+/* The same with buffers of another making than gj_alloc()'s. */
+typedef uint64_t (*gr_allocate)(struct gj_gpu *g, uint64_t bytes);
+void gr_open_in(struct gr_rank *r, const struct hrg_driver *drv, int ordinal, uint64_t max_bytes,
+                gr_allocate allocate);
 
 /* Returns 1; the others' next meeting fails too. */
 int gr_fail(struct gr_rank *r, const char *what, const char *why);
