@@ -382,7 +382,7 @@ LINT := build/lint
 LINT_DIRS := $(wildcard client daemon kernels proto tests)
 LINT_H := $(shell find $(LINT_DIRS) -name '*.h')
 LINT_SH := $(shell find $(LINT_DIRS) .ci -name '*.sh') .ci/run .ci/deps
-LINT_PY := $(shell find $(LINT_DIRS) -name '*.py') tests/run tests/gpu/run tests/vm/run tests/bench/verbs
+LINT_PY := $(shell find $(LINT_DIRS) -name '*.py') tests/run tests/gpu/run tests/gpu/mps tests/vm/run tests/bench/verbs
 LINT_C := $(ALL_SRC) $(MPI_SRC) $(FUZZ_SRC)
 # Longer files are split: see CONTRIBUTING.md.
 LINT_MAX_LINES := 900
