@@ -267,10 +267,12 @@ static int run_job(struct run *r, unsigned rounds)
         r->out->skipped |= s != -1 && WIFEXITED(s) && WEXITSTATUS(s) == GJ_SKIP;
     }
     r->out->cut += atomic_load(&page->cut);
-    if (status == 0)
-        status = daemons_live(r, err, sizeof(err));
-    else
-        (void)daemons_live(r, err + strlen(err), sizeof(err) - strlen(err));
+    char also[1000];
+    if (daemons_live(r, also, sizeof(also)) < 0) {
+        const size_t at = strlen(err);
+        snprintf(err + at, sizeof(err) - at, "%s%s", at ? "; and " : "", also);
+        status = -1;
+    }
     if (status == 0 && r->plan->victim == DEATHS_RANK && rounds > 0)
         keep(r, page, 0);
     hpf_job_free(job);
