@@ -141,6 +141,12 @@ static const char *plan_text(const struct deaths_plan *p, char *buf, size_t len)
     return buf;
 }
 
+static bool wanted(const struct options *o, unsigned i)
+{
+    char name[64];
+    return !o->only || strstr(plan_text(&plans[i], name, sizeof(name)), o->only);
+}
+
 /* ---- one plan: its process ------------------------------------------------------------------------------------------ */
 
 struct run {
@@ -346,7 +352,7 @@ static void print_plan(const struct options *o, unsigned i, struct outcome *out)
 
 static int report(const struct options *o, struct outcome *out)
 {
-    unsigned passed = 0, nfailed = 0, begun = 0, not_run = 0, skipped = 0;
+    unsigned passed = 0, nfailed = 0, begun = 0, not_begun = 0, not_run = 0, skipped = 0;
     char name[64];
     printf(
         "\ndeaths in a running stream of all-reduces of %s on one GPU (seed %llu, %u plans at once)\n\n"
@@ -354,6 +360,7 @@ static int report(const struct options *o, struct outcome *out)
         "worst ms | what was said |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n",
         o->quick ? "1 MiB" : "16 MiB", (unsigned long long)o->seed, o->jobs);
     for (unsigned i = 0; i < NPLANS; i++) {
+        not_begun += !out[i].begun && wanted(o, i);
         if (!out[i].begun)
             continue;
         begun++;
@@ -383,12 +390,6 @@ struct crew {
     unsigned running, left;
     uint64_t end_ns;
 };
-
-static bool wanted(const struct options *o, unsigned i)
-{
-    char name[64];
-    return !o->only || strstr(plan_text(&plans[i], name, sizeof(name)), o->only);
-}
 
 /* What remains is shared alike by the plans that remain. */
 static void start_plan(struct crew *c, unsigned i)
@@ -448,7 +449,7 @@ int main(int argc, char **argv)
             continue;
         while (c.running >= o.jobs)
             await_one(&c);
-        if (!hpf_signal_seen)
+        if (!hpf_signal_seen && gj_now_ns() < c.end_ns)
             start_plan(&c, i);
     }
     while (c.running > 0)
