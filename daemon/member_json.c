@@ -37,6 +37,8 @@ static json_t *nodes_json(struct hrd_daemon *d, const struct lcomm *c)
             (void)hrd_peer_transport(d, c->node[i].no, &c->want, &why);
             if (why[0] && hrd_peer_half_verbs(d, c->node[i].no, &c->want))
                 json_object_set_new(n, "fell_back", json_true());
+            if (why[0] && hrd_peer_no_device(d, c->node[i].no, &c->want))
+                json_object_set_new(n, "no_device", json_true());
             if (why[0])
                 json_object_set_new(n, "reason", json_string(why));
             const char *setup = hrd_peer_setup(d, c->node[i].no, &c->want, &why);

@@ -144,6 +144,8 @@ static json_t *peers_of(const struct hrd_snapshot *snap, const struct hrd_snapsh
             json_object_set(entry, "reason", why);
         if (json_object_get(node, "fell_back"))
             json_object_set_new(entry, "fell_back", json_true());
+        if (json_object_get(node, "no_device"))
+            json_object_set_new(entry, "no_device", json_true());
         if (json_object_get(node, "setup"))
             json_object_set(entry, "setup", json_object_get(node, "setup"));
         if (json_object_get(node, "setup_reason"))
@@ -170,7 +172,15 @@ static const char *common_transport(const json_t *peers)
     return name ? name : "no link";
 }
 
-/* A peer that is reached by something else than verbs, best one of which it is known why. */
+/* How much there is to say about a peer that is reached by something else than verbs. */
+static int to_say(const json_t *peer)
+{
+    if (json_object_get(peer, "no_device")) /* nothing better was to be had */
+        return 1;
+    return json_object_get(peer, "reason") ? 3 : 2;
+}
+
+/* The one of these of which there is most to say; NULL: all are reached by verbs. */
 static const json_t *slow_peer(const json_t *peers)
 {
     const json_t *peer, *found = NULL;
@@ -178,7 +188,7 @@ static const json_t *slow_peer(const json_t *peers)
     json_array_foreach(peers, i, peer)
     {
         if (strcmp(json_string_value(json_object_get(peer, "transport")), "verbs") != 0 &&
-            (!found || (!json_object_get(found, "reason") && json_object_get(peer, "reason"))))
+            (!found || to_say(peer) > to_say(found)))
             found = peer;
     }
     return found;
@@ -190,13 +200,15 @@ static bool tcp_asked(const json_t *member)
     return asked && strcmp(asked, "tcp") == 0;
 }
 
-/* Who decided about the transport, when it was not left to what the nodes can. */
-static const char *forced(const struct hrd_daemon *d, const json_t *member)
+/* Who decided about the transport, when it was not left to what the nodes can; and where they can nothing else. */
+static const char *forced(const struct hrd_daemon *d, const json_t *member, bool no_device)
 {
     const char *asked = json_string_value(json_object_get(member, "transport"));
     if (d->cfg.transport != 0)
         return " (forced by transport in hreduced.conf)";
-    return asked && strcmp(asked, "auto") != 0 ? " (forced by transport of the job or of its root node)" : "";
+    if (asked && strcmp(asked, "auto") != 0)
+        return " (forced by transport of the job or of its root node)";
+    return no_device ? " (no RDMA device on this node and its peers)" : "";
 }
 
 /* ", connected by exchange instead of RDMA-CM on n1: no RDMA-CM there": of the first peer that has a reason, or of all. */
@@ -240,6 +252,7 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
     json_int_t streams = json_integer_value(json_object_get(json_array_get(peers, 0), "streams"));
     const char *transport = common_transport(peers);
     const json_t *slow = slow_peer(peers);
+    bool no_device = slow && json_object_get(slow, "no_device");
     if (!slow)
         snprintf(class, sizeof(class), ", service level %d, traffic class %d",
                  (int)json_integer_value(json_object_get(member, "service_level")),
@@ -248,14 +261,14 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
     if (strcmp(transport, "tcp") == 0)
         io_text(&d->cfg, (unsigned)streams, io, sizeof(io));
     snprintf(used, sizeof(used), "%s%s, %d %s%s a peer%s%s, peers not authenticated%s", transport,
-             forced(d, member), (int)streams, slow ? "stream" : "queue pair", streams == 1 ? "" : "s", io,
-             class, setup);
+             forced(d, member, no_device), (int)streams, slow ? "stream" : "queue pair",
+             streams == 1 ? "" : "s", io, class, setup);
     json_t *s = stage(stages, "exchange", used);
-    if (slow && !tcp_asked(member)) {
+    if (slow && !no_device && !tcp_asked(member)) {
         const char *why = json_string_value(json_object_get(slow, "reason"));
         wanted(s, "verbs", why ? why : "the link is lost",
-               "'hreducectl doctor' on that node says what to do; where the cluster has no RDMA adapters, "
-               "set transport = tcp");
+               "'hreducectl doctor' on that node says what to do; where that is how it should be, set "
+               "transport = tcp");
     }
     json_object_set_new(s, "peers", peers);
 }

@@ -72,6 +72,8 @@ const char *hrd_peer_setup(struct hrd_daemon *d, uint32_t no, const struct hrd_l
                            const char **why);
 /* There was a choice: one of the two nodes could have had verbs. */
 bool hrd_peer_half_verbs(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want);
+/* There was none: neither node has an RDMA device. */
+bool hrd_peer_no_device(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want);
 /* A communicator begins (1) or ceases (-1) to use that link. One over verbs that nobody uses may make room for another
    class. */
 void hrd_link_use(struct hrd_daemon *d, uint32_t link, int by);

@@ -86,8 +86,10 @@ struct verbs_try {
     bool fresh; /* dialer: starts at the next turn of the loop */
     bool peer_must;
     bool peer_can;
-    bool full; /* one class too many */
-    bool busy; /* communicators here go on over tcp, as it was settled */
+    bool can;             /* conn is NULL for the peer's sake alone */
+    bool none, peer_none; /* no RDMA device at all */
+    bool full;            /* one class too many */
+    bool busy;            /* communicators here go on over tcp, as it was settled */
     bool own_ready, peer_ready;
     struct hrd_verbs_conn *conn; /* NULL: this end cannot */
     bool probing;                /* connected, or waiting for requests; READY not sent yet */
@@ -115,6 +117,7 @@ struct plink {
     struct verbs_try *verbs;
     bool settled;            /* tried: those who want it get tcp */
     bool half;               /* one of the two could */
+    bool none;               /* neither has an RDMA device: tcp is what there is to want */
     uint64_t again_at;       /* settled, dialer: uv_now() ms when it is tried again, 0: never */
     unsigned tries;          /* that came to nothing */
     char why[HRP_PEER_TEXT]; /* why it is not there; with down_since: why its path is not */

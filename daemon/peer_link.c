@@ -230,6 +230,12 @@ bool hrd_peer_half_verbs(struct hrd_daemon *d, uint32_t no, const struct hrd_lin
     return p && want->transport != HRD_WANT_TCP && hrd_link_class(d, p, want->sl, want->tc)->half;
 }
 
+bool hrd_peer_no_device(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want)
+{
+    struct hrd_peer *p = d->peers ? hrd_peer_by_no(d->peers, no) : NULL;
+    return p && want->transport != HRD_WANT_TCP && hrd_link_class(d, p, want->sl, want->tc)->none;
+}
+
 /* The address that the control connection has is the best bet, then those the peer named. */
 static bool link_addr(const struct hrd_peer *p, unsigned i, struct hrp_addr *out)
 {
@@ -377,6 +383,8 @@ static void say_path(const struct plink *l, unsigned n)
                    "traffic class %u, connected by %s%s%s",
                    l->peer->name, n, n == 1 ? "" : "s", l->sl, l->tc, l->rdmacm ? "RDMA-CM" : "exchange",
                    l->rdmacm ? "" : " instead of RDMA-CM on ", l->rdmacm ? "" : l->setup_why + 5);
+    else if (v && v->none)
+        hrd_notice("path to node %s: tcp, %u stream%s: %s", l->peer->name, n, n == 1 ? "" : "s", v->why);
     else if (v)
         hrd_notice("path to node %s: tcp, %u stream%s, instead of verbs%s%s", l->peer->name, n,
                    n == 1 ? "" : "s", strncmp(v->why, "node ", 5) == 0 ? " on " : ": ", v->why);

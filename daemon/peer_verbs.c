@@ -75,7 +75,8 @@ static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
 {
     char why[sizeof(l->why)];
     bool required = must(d) || l->verbs->peer_must;
-    l->half = l->verbs->conn || l->verbs->peer_can;
+    l->half = l->verbs->conn || l->verbs->can || l->verbs->peer_can;
+    l->none = l->verbs->none && l->verbs->peer_none;
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(why, sizeof(why), fmt, ap);
@@ -103,6 +104,7 @@ static void refuse(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
     vsnprintf(why, sizeof(why), fmt, ap);
     va_end(ap);
     memcpy(l->why, why, sizeof(why));
+    l->none = false;
     hrd_verbs_drop(l);
     tell_refused(d, l, HRP_RESOURCE, why);
 }
@@ -206,6 +208,17 @@ bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, const struct 
     return true;
 }
 
+/* Whether this end has a device that does; otherwise the reason is in t->why. A device that the configuration names should
+   be there. */
+static bool look(struct hrd_daemon *d, struct plink *l, struct hrd_verbs_device *dev)
+{
+    struct verbs_try *t = l->verbs;
+    if (hrd_verbs_device(d, l, NULL, dev, t->why, sizeof(t->why)))
+        return true;
+    t->none = d->cfg.transport == 0 && strcmp(d->cfg.verbs_device, "auto") == 0 && hrd_verbs_none(d->verbs);
+    return false;
+}
+
 /* This end's queue pairs, or the reason in t->why. */
 static void make_end(struct hrd_daemon *d, struct plink *l, unsigned queues)
 {
@@ -213,7 +226,7 @@ static void make_end(struct hrd_daemon *d, struct plink *l, unsigned queues)
     struct hrd_verbs_device dev;
     void *arena;
     uint64_t bytes;
-    if (!hrd_verbs_device(d, l, NULL, &dev, t->why, sizeof(t->why)))
+    if (!look(d, l, &dev))
         return;
     hrd_agent_arena(d->agent, &arena, &bytes);
     t->conn = hrd_verbs_conn_new(&dev, queues, arena, bytes, t->nonce, d->cfg.peer_timeout_ms, t->why,
@@ -245,7 +258,7 @@ void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
     struct hrp_peer_msg msg = {.type = type};
     struct hrp_peer_verbs *v = &msg.body.verbs;
     v->nonce = t->nonce;
-    v->must = must(d);
+    v->flags = must(d) ? HRP_VERBS_MUST : 0;
     v->service_level = l->sl;
     v->traffic_class = l->tc;
     v->link = t->mend ? l->nonce : 0;
@@ -272,6 +285,8 @@ void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
         }
     } else {
         v->status = t->busy ? HRP_REFUSED : t->full ? HRP_RESOURCE : HRP_UNSUPPORTED;
+        if (l->peer->minor >= HRP_PEER_MINOR_NONE)
+            v->flags |= t->none ? HRP_VERBS_NONE : t->can ? HRP_VERBS_CAN : 0;
         msg.text = t->why;
         msg.text_len = strlen(t->why);
     }
@@ -343,6 +358,32 @@ static struct plink *by_nonce(const struct hrd_peer *p, uint64_t nonce)
     return l;
 }
 
+/* Of both ends, the dialer first: name, and how it knows. */
+#define NO_DEVICES "neither node has an RDMA device (%s: %.*s; %s: %.*s)"
+
+static void heard(struct verbs_try *t, const struct hrp_peer_verbs *v)
+{
+    t->peer_must = v->flags & HRP_VERBS_MUST;
+    t->peer_can = v->status == HRP_OK || v->flags & HRP_VERBS_CAN;
+    t->peer_none = v->flags & HRP_VERBS_NONE;
+}
+
+/* One end has no queue pairs (own: this one), or both: the same words on both. The message is the other's. */
+static void settle_without(struct hrd_daemon *d, struct plink *l, bool own, const struct hrp_peer_msg *msg)
+{
+    const struct verbs_try *t = l->verbs;
+    const char *theirs = msg->text ? msg->text : "";
+    const int len = (int)msg->text_len;
+    if (t->none && t->peer_none && t->dialer)
+        settle(d, l, NO_DEVICES, d->node_name, (int)sizeof(t->why), t->why, l->peer->name, len, theirs);
+    else if (t->none && t->peer_none)
+        settle(d, l, NO_DEVICES, l->peer->name, len, theirs, d->node_name, (int)sizeof(t->why), t->why);
+    else if (own)
+        settle(d, l, "node %s: %s", d->node_name, t->why);
+    else
+        settle(d, l, "node %s: %.*s", l->peer->name, len, theirs);
+}
+
 static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
     const struct hrp_peer_verbs *v = &msg->body.verbs;
@@ -362,8 +403,7 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
         return true;
     }
     l->settled = false;
-    t->peer_must = v->must;
-    t->peer_can = v->status == HRP_OK;
+    heard(t, v);
     struct plink *idle;
     bool closing;
     if (!class_fits(d, l, &idle, &closing)) {
@@ -374,14 +414,15 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
         if (t->conn && hrd_setup_answer(d, l, v, msg->text, msg->text_len))
             drop_end(t);
     } else {
-        snprintf(t->why, sizeof(t->why), "%.*s", (int)msg->text_len, msg->text ? msg->text : "");
+        struct hrd_verbs_device dev;
+        t->can = look(d, l, &dev);
     }
     hrd_verbs_send_end(d, l, HRP_PEER_VERBS_ANSWER);
     t->probing = t->conn != NULL;
     if (t->full)
         refuse(d, l, "%s", t->why);
     else if (!t->conn)
-        settle(d, l, "node %s: %s", v->status == HRP_OK ? d->node_name : p->name, t->why);
+        settle_without(d, l, v->status == HRP_OK, msg);
     hrd_peer_soon(d);
     return true;
 }
@@ -403,18 +444,13 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
         settled(d, l);
         return true;
     }
-    t->peer_must = v->must;
-    t->peer_can = v->status == HRP_OK;
+    heard(t, v);
     if (v->status == HRP_RESOURCE) {
         refuse(d, l, "%.*s", (int)msg->text_len, msg->text ? msg->text : "");
         return true;
     }
-    if (!t->conn) {
-        settle(d, l, "node %s: %s", d->node_name, t->why);
-        return true;
-    }
-    if (v->status != HRP_OK) {
-        settle(d, l, "node %s: %.*s", p->name, (int)msg->text_len, msg->text ? msg->text : "");
+    if (!t->conn || v->status != HRP_OK) {
+        settle_without(d, l, !t->conn, msg);
         return true;
     }
     if (v->queues > t->conn->n)
@@ -492,7 +528,8 @@ void hrd_verbs_again(struct hrd_daemon *d, struct plink *l)
     char why[sizeof(l->why)];
     if (!l->peer->up || l->peer->doomed[0] || hrd_link_tcp_used(l->peer))
         return; /* at the next tick */
-    if (!hrd_verbs_device(d, l, NULL, &dev, why, sizeof(why))) {
+    /* Where neither had a device the other end may have got one, which both should know. */
+    if (!l->none && !hrd_verbs_device(d, l, NULL, &dev, why, sizeof(why))) {
         l->again_at = next_try(d, l);
         l->tries++;
         return;

@@ -152,7 +152,11 @@ static bool roster_ok(const struct hrp_peer_roster *r)
 
 static bool verbs_ok(const struct hrp_peer_verbs *v)
 {
-    if (v->nonce == 0 || v->must > 1 || v->status == HRP_IN_PROGRESS || v->status >= HRP_NSTATUS)
+    const unsigned without = HRP_VERBS_NONE | HRP_VERBS_CAN;
+    if (v->nonce == 0 || (v->flags & ~(HRP_VERBS_MUST | without)) != 0 || v->status == HRP_IN_PROGRESS ||
+        v->status >= HRP_NSTATUS)
+        return false;
+    if ((v->flags & without) == without || ((v->flags & without) != 0 && v->status == HRP_OK))
         return false;
     size_t rest = offsetof(struct hrp_peer_verbs, ethernet);
     if (v->service_level > 15 || v->rdmacm > 1 || (v->status != HRP_OK && v->rdmacm != 0))

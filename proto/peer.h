@@ -32,9 +32,11 @@
 
 #define HRP_PEER_MAGIC 0x70657268u
 #define HRP_PEER_MAJOR 1u
-#define HRP_PEER_MINOR 3u /* 1: VERBS_*; 2: ASK, TELL, PROBE_* frames; 3: VERBS_LISTEN */
+/* 1: VERBS_*; 2: ASK, TELL, PROBE_* frames; 3: VERBS_LISTEN; 4: HRP_VERBS_NONE, HRP_VERBS_CAN */
+#define HRP_PEER_MINOR 4u
 #define HRP_PEER_MINOR_ASK 2u
 #define HRP_PEER_MINOR_RDMACM 3u
+#define HRP_PEER_MINOR_NONE 4u
 #define HRP_PEER_NAME 72u        /* node name, NUL-terminated, rest zero */
 #define HRP_PEER_STREAMS_MAX 16u /* of one link */
 
@@ -216,12 +218,18 @@ struct hrp_peer_comm { /* COMMIT, LEFT, GONE */
 
 #define HRP_PEER_QUEUES_MAX 8u
 
+/* hrp_peer_verbs.flags. All but the first stand beside a status other than HRP_OK, in messages to a peer of minor version 4
+   or later. */
+#define HRP_VERBS_MUST 1u /* the sender is configured to use nothing but verbs */
+#define HRP_VERBS_NONE 2u /* the sender has no RDMA device at all; text says how it knows */
+#define HRP_VERBS_CAN 4u  /* ANSWER to an OFFER without queue pairs: the sender could have had some */
+
 struct hrp_peer_verbs { /* OFFER, ANSWER */
     uint64_t nonce;     /* of this attempt, the dialer's choice, not 0 */
     /* HRP_OK; otherwise text says why, and all below `link` is 0. ANSWER, HRP_REFUSED: tcp was agreed on earlier, and is in
        use. */
     uint32_t status;
-    uint8_t must;                         /* 1: the sender is configured to use nothing but verbs */
+    uint8_t flags;                        /* HRP_VERBS_* */
     uint8_t service_level, traffic_class; /* of this link: there is one for each such class */
     /* 0: queue pairs are connected with what stands here. OFFER: 1: by RDMA-CM, if the other can; ANSWER: 1: it can, and
        its queue pairs wait for requests at the address that LISTEN said. OFFER of a new link, ANSWER, both with HRP_OK:

@@ -2,6 +2,7 @@
 #include "daemon/verbs/device.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -359,9 +360,15 @@ static void look_at_device(struct search *s, struct ibv_device *dev)
     s->v->close_device(ctx);
 }
 
+/* What get_device_list() says of a kernel that has no driver of a device loaded. */
+static bool no_support(int err)
+{
+    return err == ENOSYS || err == ENOENT;
+}
+
 static int nothing_there(const struct hrd_verbs_want *want, int err, char *why, size_t len)
 {
-    if (err == ENOSYS || err == ENOENT)
+    if (no_support(err))
         snprintf(why, len, "the kernel has no RDMA support loaded (module ib_uverbs)");
     else if (err)
         snprintf(why, len, "the RDMA devices cannot be listed (%s)", strerror(err));
@@ -407,6 +414,31 @@ int hrd_verbs_choose(const struct hrd_verbs *v, const struct hrd_verbs_want *wan
         note(out, "no RoCE address is one of those this node gives to its peers; see verbs_device and "
                   "verbs_gid_index");
     return 0;
+}
+
+/* Without the library it is the kernel that says. */
+static bool none_in_sysfs(void)
+{
+    DIR *dir = opendir("/sys/class/infiniband");
+    const struct dirent *e = NULL;
+    while (dir && (e = readdir(dir)) && e->d_name[0] == '.')
+        continue;
+    if (dir)
+        closedir(dir);
+    return e == NULL;
+}
+
+bool hrd_verbs_none(const struct hrd_verbs *v)
+{
+    int n = 0;
+    if (!v)
+        return none_in_sysfs();
+    errno = 0;
+    struct ibv_device **list = v->get_device_list(&n);
+    bool none = list ? n == 0 : no_support(errno);
+    if (list)
+        v->free_device_list(list);
+    return none;
 }
 
 struct ibv_context *hrd_verbs_open(const struct hrd_verbs *v, const char *name, char *why, size_t len)

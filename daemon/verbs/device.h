@@ -62,6 +62,8 @@ struct hrd_verbs_device {
  */
 int hrd_verbs_choose(const struct hrd_verbs *v, const struct hrd_verbs_want *want,
                      struct hrd_verbs_device *out, char *why, size_t len);
+/* Whether this node has no RDMA device at all, as far as it can be seen; v NULL: libibverbs cannot be loaded. */
+bool hrd_verbs_none(const struct hrd_verbs *v);
 /* The open device by its name, for one link. NULL with a sentence. */
 struct ibv_context *hrd_verbs_open(const struct hrd_verbs *v, const char *name, char *why, size_t len);
 /* Fills text by the other members. */

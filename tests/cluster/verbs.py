@@ -52,7 +52,7 @@ def fell_back(cluster, job, words):
         for word in words:
             check(word in stage["reason"], f"'{word}' is missing in: {stage['reason']}")
     metrics = cluster.nodes[0].ctl("metrics").stdout
-    check("hreduce_peer_fell_back" in metrics, "no metric of it")
+    check("hreduce_peer_fell_back{" in metrics, "no metric of it")
     check(any("instead of verbs" in line for line in cluster.nodes[0].text().splitlines()), "not in the log")
     print(f"   {stage['reason']}")
 
@@ -116,6 +116,22 @@ def test_one_of_three():
             expected = {f"node{i}": "tcp" if 2 in (i, rank) else "verbs" for i in range(3) if i != rank}
             check(found == expected, f"{found} instead of {expected}")
             check("node2: no RDMA device" in stage["reason"], f"{stage}")
+
+
+def test_no_device():
+    """No device anywhere: tcp is what was wanted, on all nodes, and the log says so."""
+    with cluster_of("devices 0", "devices 0") as cluster:
+        job = Job(cluster, [0, 1])
+        job.check()
+        for rank in (0, 1):
+            stage, peer = exchange(job, rank)
+            check(stage["used"].startswith("tcp (no RDMA device on this node and its peers)"), f"{stage}")
+            check("wanted" not in stage and "neither node has an RDMA device" in peer["reason"], f"{stage}")
+        for node in cluster.nodes:
+            line = [text for text in node.text().splitlines() if "path to node" in text][0]
+            check("instead of" not in line and "neither node has an RDMA device (node" in line, line)
+            check("hreduce_peer_fell_back{" not in node.ctl("metrics").stdout, "a metric of it")
+        refused(cluster, ["verbs", "neither node has an RDMA device"], f"0 0 {REQUIRE_VERBS}")
 
 
 def test_late():

@@ -261,6 +261,14 @@ bool hrd_peer_half_verbs(struct hrd_daemon *d, uint32_t no, const struct hrd_lin
     return false;
 }
 
+bool hrd_peer_no_device(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want)
+{
+    (void)d;
+    (void)no;
+    (void)want;
+    return false;
+}
+
 bool hrd_peers_is_mine(struct hrd_daemon *d, const struct hrp_addr *addr)
 {
     return addr->ip[3] == w_index(d) + 1;

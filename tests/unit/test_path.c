@@ -10,11 +10,12 @@
 
 #include <cmocka.h>
 
+#define NEITHER "neither node has an RDMA device (n0: no driver; n2: no driver)"
 #define DOWN "node n2: port 1 of mlx5_0 is DOWN: is the cable in?"
 
 /* Three nodes, this one the first: n1 by the link `first`, n2 by the link `second`. */
 static json_t *report(uint8_t configured, const char *asked, const char *first, const char *second,
-                      const char *why, char line[1024])
+                      const char *why[2], char line[1024])
 {
     static struct hrd_daemon d;
     struct hrd_snapshot_link link[2] = {{.peer = 11, .nstreams = 2}, {.peer = 12, .nstreams = 2}};
@@ -28,10 +29,12 @@ static json_t *report(uint8_t configured, const char *asked, const char *first, 
     snprintf(d.node_name, sizeof(d.node_name), "n0");
     snprintf(link[0].transport, sizeof(link[0].transport), "%s", first);
     snprintf(link[1].transport, sizeof(link[1].transport), "%s", second);
-    if (why) {
-        json_t *node = json_array_get(json_object_get(member, "nodes"), 2);
-        json_object_set_new(node, "reason", json_string(why));
-        json_object_set_new(node, "fell_back", json_true());
+    for (size_t i = 0; i < 2; i++) {
+        json_t *node = json_array_get(json_object_get(member, "nodes"), i + 1);
+        if (!why[i])
+            continue;
+        json_object_set_new(node, "reason", json_string(why[i]));
+        json_object_set_new(node, strcmp(why[i], NEITHER) == 0 ? "no_device" : "fell_back", json_true());
     }
     json_t *path = hrd_path_json(&d, &snap, &c, member);
     hrd_path_line(path, line, 1024);
@@ -50,27 +53,65 @@ static void test_exchange(void **state)
     (void)state;
     static const struct {
         uint8_t configured;
-        const char *asked, *first, *second, *why, *words;
+        const char *asked, *first, *second, *why[2], *words;
         bool fell_back;
     } row[] = {
-        {0, "auto", "verbs", "verbs", NULL, "exchange: verbs, 2 queue pairs a peer", false},
-        {0, "auto", "tcp", "tcp", DOWN,
+        {0, "auto", "verbs", "verbs", {0}, "exchange: verbs, 2 queue pairs a peer", false},
+        {0,
+         "auto",
+         "tcp",
+         "tcp",
+         {NULL, DOWN},
          "exchange: tcp instead of verbs on n2: port 1 of mlx5_0 is DOWN: is the cable in? (2 streams a "
          "peer, ",
          true},
-        {0, "auto", "verbs", "tcp", DOWN, "exchange: mixed instead of verbs on n2: port 1 of mlx5_0", true},
-        {0, "auto", "tcp", "tcp", NULL, "exchange: tcp instead of verbs: the link is lost (", false},
-        {1, "tcp", "tcp", "tcp", NULL, "exchange: tcp (forced by transport in hreduced.conf)", false},
-        {0, "tcp", "tcp", "tcp", NULL, "exchange: tcp (forced by transport of the job or of its root node)",
+        {0,
+         "auto",
+         "verbs",
+         "tcp",
+         {NULL, DOWN},
+         "exchange: mixed instead of verbs on n2: port 1 of mlx5_0",
+         true},
+        {0, "auto", "tcp", "tcp", {0}, "exchange: tcp instead of verbs: the link is lost (", false},
+        {0,
+         "auto",
+         "tcp",
+         "tcp",
+         {NEITHER, DOWN},
+         "exchange: tcp instead of verbs on n2: port 1 of mlx5_0",
+         true},
+        {0,
+         "auto",
+         "tcp",
+         "tcp",
+         {DOWN, NEITHER},
+         "exchange: tcp instead of verbs on n2: port 1 of mlx5_0",
+         true},
+        {0,
+         "auto",
+         "tcp",
+         "tcp",
+         {NEITHER, NEITHER},
+         "exchange: tcp (no RDMA device on this node and its peers), 2 streams a peer",
          false},
-        {0, "verbs", "verbs", "verbs", NULL, "exchange: verbs (forced by transport of the job", false},
+        {1, "tcp", "tcp", "tcp", {0}, "exchange: tcp (forced by transport in hreduced.conf)", false},
+        {0,
+         "tcp",
+         "tcp",
+         "tcp",
+         {0},
+         "exchange: tcp (forced by transport of the job or of its root node)",
+         false},
+        {0, "verbs", "verbs", "verbs", {0}, "exchange: verbs (forced by transport of the job", false},
     };
     for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
         char line[1024];
-        json_t *path = report(row[i].configured, row[i].asked, row[i].first, row[i].second, row[i].why, line);
+        const char *why[2] = {row[i].why[0], row[i].why[1]};
+        json_t *path = report(row[i].configured, row[i].asked, row[i].first, row[i].second, why, line);
+        bool neither = why[0] && why[1] && strcmp(why[0], why[1]) == 0;
         says(line, row[i].words);
         assert_int_equal(hrd_path_fell_back(path), row[i].fell_back);
-        if (strcmp(row[i].asked, "tcp") == 0)
+        if (strcmp(row[i].asked, "tcp") == 0 || neither)
             assert_null(strstr(line, "instead of"));
         json_decref(path);
     }
@@ -81,7 +122,8 @@ static void test_peers(void **state)
 {
     (void)state;
     char line[1024];
-    json_t *path = report(0, "auto", "verbs", "tcp", DOWN, line), *peers;
+    const char *why[2] = {NULL, DOWN};
+    json_t *path = report(0, "auto", "verbs", "tcp", why, line), *peers;
     peers = json_object_get(json_array_get(json_object_get(path, "stages"), 2), "peers");
     assert_int_equal(json_array_size(peers), 2);
     assert_string_equal(json_string_value(json_object_get(json_array_get(peers, 0), "transport")), "verbs");

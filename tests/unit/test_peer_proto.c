@@ -36,7 +36,7 @@ static void verbs_sample(struct hrp_peer_msg *m)
     switch (m->type) {
     case HRP_PEER_VERBS_OFFER:
         m->body.verbs = (struct hrp_peer_verbs){.nonce = 5,
-                                                .must = 1,
+                                                .flags = HRP_VERBS_MUST,
                                                 .ethernet = 1,
                                                 .global = 1,
                                                 .mtu = 5,
@@ -51,7 +51,8 @@ static void verbs_sample(struct hrp_peer_msg *m)
         m->text = ""; /* it may have one */
         break;
     case HRP_PEER_VERBS_ANSWER:
-        m->body.verbs = (struct hrp_peer_verbs){.nonce = 5, .status = HRP_UNSUPPORTED};
+        m->body.verbs = (struct hrp_peer_verbs){
+            .nonce = 5, .status = HRP_UNSUPPORTED, .flags = HRP_VERBS_MUST | HRP_VERBS_NONE};
         m->text = "no RDMA device";
         break;
     case HRP_PEER_VERBS_READY:
@@ -335,7 +336,10 @@ static void test_verbs_fields(void **state)
 {
     (void)state;
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.nonce = 0);
-    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.must = 2);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.flags = 8);
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.flags = HRP_VERBS_NONE); /* with queue pairs */
+    WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.flags = HRP_VERBS_CAN);
+    WRONG(HRP_PEER_VERBS_ANSWER, m.body.verbs.flags = HRP_VERBS_NONE | HRP_VERBS_CAN);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.status = HRP_IN_PROGRESS);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.status = HRP_NSTATUS);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.status = HRP_UNSUPPORTED); /* with parameters */

@@ -80,11 +80,91 @@ static void test_one_cannot(void **state)
     }
 }
 
+static struct ibv_device **no_devices(int *n)
+{
+    static struct ibv_device *list[1];
+    *n = 0;
+    return list;
+}
+
+static void free_nothing(struct ibv_device **list)
+{
+    (void)list;
+}
+
+/* The device of a node is pulled out, or put in again. */
+static void has_device(int i, bool yes)
+{
+    static struct hrd_verbs none;
+    none = *fake_verbs();
+    none.get_device_list = no_devices;
+    none.free_device_list = free_nothing;
+    d[i].verbs = yes ? fake_verbs() : &none;
+}
+
+/* What both ends hold of their link: there is no device, there was a choice. */
+static void both_hold(bool none, bool half)
+{
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(hrd_peer_no_device(&d[i], peer_of(i)->no, &any), none);
+        assert_int_equal(hrd_peer_half_verbs(&d[i], peer_of(i)->no, &any), half);
+        assert_false(hrd_peer_no_device(&d[i], peer_of(i)->no, &tcp));
+    }
+}
+
 static void turns(unsigned ms)
 {
     uint64_t end = uv_now(&loop) + ms;
     while (uv_now(&loop) < end)
         turn();
+}
+
+/* Nothing better than tcp was to be had where neither node has a device; where one has, both know it. */
+static void test_no_device(void **state)
+{
+    (void)state;
+    static const char neither[] = "neither node has an RDMA device (n0: no RDMA device in this network "
+                                  "namespace (no driver loaded, or 'rdma system' mode exclusive?); n1: no ";
+    for (int who = 0; who < 2; who++) {
+        begin();
+        has_device(who, false);
+        link_up(true);
+        link_is("tcp", who ? "node n1: no RDMA device in" : "node n0: no RDMA device in");
+        both_hold(false, true);
+        end();
+        begin(); /* a device that was named should be there */
+        has_device(0, false);
+        has_device(1, false);
+        snprintf(d[who].cfg.verbs_device, sizeof(d[who].cfg.verbs_device), "mlx5_0");
+        link_up(true);
+        link_is("tcp", "node n0: no RDMA device in");
+        both_hold(false, false);
+        end();
+        begin(); /* the other says nothing of it */
+        has_device(0, false);
+        has_device(1, false);
+        peer_of(who)->minor = HRP_PEER_MINOR_NONE - 1;
+        link_up(true);
+        link_is("tcp", "no RDMA device in");
+        assert_false(hrd_peer_no_device(&d[!who], peer_of(!who)->no, &any));
+        end();
+        begin();
+        has_device(0, false);
+        has_device(1, false);
+        link_up(true);
+        link_is("tcp", neither);
+        both_hold(true, false);
+        has_device(who, true);
+        class_of(0)->again_at = 1;
+        link_is("tcp", who ? "node n0: no RDMA device in" : "node n1: no RDMA device in");
+        both_hold(false, true);
+        has_device(!who, true);
+        class_of(0)->again_at = 1;
+        for (int i = 0; i < 20000 && !(class_of(0)->up && class_of(1)->up); i++)
+            turn();
+        link_is("verbs", "");
+        end();
+    }
 }
 
 /* What settled on tcp is tried again, but never under a communicator that uses tcp on either end; the reason stays what it
@@ -536,6 +616,7 @@ int main(void)
         cmocka_unit_test(test_end_while_mending),
         cmocka_unit_test(test_mend_out_of_place),
         cmocka_unit_test(test_again),
+        cmocka_unit_test(test_no_device),
     };
     /* What holds whichever way the queue pairs are connected. */
     const struct CMUnitTest by_cm[] = {
