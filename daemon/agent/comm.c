@@ -80,20 +80,23 @@ _Static_assert((int)HRP_ALGO_DIRECT == (int)HRD_ALGO_DIRECT && (int)HRP_ALGO_GAT
                    (int)HRP_ALGO_RING == (int)HRD_ALGO_RING && (int)HRP_ALGO_TREE == (int)HRD_ALGO_TREE,
                "configuration and schedules count algorithms alike");
 
-/* The links and sessions that the spec names; -1 with a sentence when one is gone by now. */
-static int connect_parts(struct acomm *c, const struct hrd_comm_spec *spec, char *why, size_t len)
+/* The links and sessions that the spec names; a status with a sentence when one is gone by now. */
+static uint32_t connect_parts(struct acomm *c, const struct hrd_comm_spec *spec, char *why, size_t len)
 {
     struct hrd_agent *a = c->a;
     for (uint32_t n = 0; n < c->nnodes; n++) {
+        const char *lost = NULL;
         if (n == c->node)
             continue;
         for (struct alink *l = a->links; l; l = l->next)
             if (l->peer == spec->peer_of_node[n] && l->link && !l->lost && !l->dropped)
                 c->link[n] = l;
+            else if (l->peer == spec->peer_of_node[n])
+                lost = l->why;
         if (!c->link[n]) {
-            snprintf(why, len, "node %s: the link to node %s broke during set-up", a->node_name,
-                     c->node_name[n]);
-            return -1;
+            snprintf(why, len, "node %s: the link to node %s broke during set-up%s%.350s", a->node_name,
+                     c->node_name[n], lost ? ": " : "", lost ? lost : "");
+            return HRP_PEER_LOST;
         }
     }
     for (uint32_t i = 0; i < c->nlocal; i++) {
@@ -102,7 +105,7 @@ static int connect_parts(struct acomm *c, const struct hrd_comm_spec *spec, char
         if (!s || s->ending || s->faulted || from->slot >= s->seg->ncomms) {
             snprintf(why, len, "rank %u (process %d on node %s) went away during set-up", from->rank,
                      from->pid, a->node_name);
-            return -1;
+            return HRP_RANK_LOST;
         }
         struct arank *r = &c->local[i];
         *r = (struct arank){.c = c,
@@ -115,7 +118,7 @@ static int connect_parts(struct acomm *c, const struct hrd_comm_spec *spec, char
         r->next_in_session = s->ranks;
         s->ranks = r;
     }
-    return 0;
+    return HRP_OK;
 }
 
 static void unlink_rank(struct arank *r)
@@ -218,6 +221,17 @@ static struct aorphan *take_orphan(struct hrd_agent *a, uint64_t id)
     return first;
 }
 
+/* Links, sessions, memory; or a status with a sentence. */
+static uint32_t equip(struct acomm *c, const struct hrd_comm_spec *spec, char *why, size_t len)
+{
+    uint32_t status = connect_parts(c, spec, why, len);
+    if (status != HRP_OK)
+        return status;
+    if (hrd_plan_check(&c->env, why, len))
+        return HRP_INVALID_ARGUMENT;
+    return hrd_pipeline_reserve(c, why, len) ? HRP_RESOURCE : HRP_OK;
+}
+
 void hrd_comm_add(struct hrd_agent *a, const struct hrd_comm_spec *spec)
 {
     char why[SENTENCE];
@@ -232,12 +246,8 @@ void hrd_comm_add(struct hrd_agent *a, const struct hrd_comm_spec *spec)
         status = HRP_PROTOCOL;
         snprintf(why, sizeof(why), "node %s: the communicator id %016" PRIx64 " is in use", a->node_name,
                  spec->comm);
-    } else if (connect_parts(c, spec, why, sizeof(why))) {
-        status = HRP_RANK_LOST;
-    } else if (hrd_plan_check(&c->env, why, sizeof(why))) {
-        status = HRP_INVALID_ARGUMENT;
-    } else if (hrd_pipeline_reserve(c, why, sizeof(why))) {
-        status = HRP_RESOURCE;
+    } else {
+        status = equip(c, spec, why, sizeof(why));
     }
     if (status != HRP_OK) {
         hrd_agent_emit(a, HRD_EV_COMM_READY, 0, spec->comm, 0, status, why);
