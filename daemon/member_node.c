@@ -372,11 +372,14 @@ void hrd_node_link_failed(struct hrd_daemon *d, uint32_t no, const char *why)
 static void unconnected_text(struct hrd_daemon *d, const struct lcomm *c, const struct lnode *n, char *text,
                              size_t len)
 {
-    char key[128], at[HRD_ADDR_TEXT + 16], took[32];
+    char key[128], at[HRD_ADDR_TEXT + 16], took[32], path[1200];
     hrd_key_text(&c->roster.key, key, sizeof(key));
     hrd_addr_port_text(&n->id.addr[0], at, sizeof(at));
     hrd_ms_text(hrd_member_phase_ms(d, &c->roster.config), took, sizeof(took));
-    if (n->error[0])
+    if (n->no != 0 && hrd_peer_mending(d, n->no, &c->want, path, sizeof(path)))
+        snprintf(text, len, "%s was not made: nodes %s and %s could not exchange within %s: %s", key,
+                 d->node_name, n->id.name, took, path);
+    else if (n->error[0])
         snprintf(text, len, "%s was not made: node %s cannot connect to node %s: %s", key, d->node_name,
                  n->id.name, n->error);
     else if (hrd_peer_dials(d, n->id.instance))

@@ -58,8 +58,8 @@ struct hrd_link_want {
 };
 /*
  * Asks for a data link with a connected peer; those who want the same share one. 1: it is up, *link is the agent's number
- * for it. 0: it is being made (the daemon with the smaller instance id dials), hrd_member_link() will say. -ENOENT: no
- * such peer.
+ * for it. 0: it is being made (the daemon with the smaller instance id dials), or its path is made anew: hrd_member_link()
+ * will say. -ENOENT: no such peer.
  */
 int hrd_peer_link(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want, uint32_t *link);
 /* What the link for that want is: "tcp", "verbs", "none" without one. *why: why it is not verbs although that was wanted,
@@ -72,6 +72,10 @@ const char *hrd_peer_setup(struct hrd_daemon *d, uint32_t no, const struct hrd_l
                            const char **why);
 /* There was a choice: one of the two nodes could have had verbs. */
 bool hrd_peer_half_verbs(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want);
+/* Why the link for that want is up but its path is not, and what is in the way of a new one: "a verbs link whose path
+   ..."; false: it is not so. */
+bool hrd_peer_mending(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want, char *why,
+                      size_t len);
 /* There was none: neither node has an RDMA device. */
 bool hrd_peer_no_device(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want);
 /* A communicator begins (1) or ceases (-1) to use that link. One over verbs that nobody uses may make room for another

@@ -190,11 +190,11 @@ int hrd_peer_link(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want 
     if (!p || !p->up || p->doomed[0])
         return -ENOENT;
     struct plink *l = link_for(d, p, want);
-    if (l && l->up) {
+    if (l && l->up && !l->down_since) {
         *link = l->id;
         return 1;
     }
-    if (!hrd_peer_dials(d, p->instance))
+    if ((l && l->up) || !hrd_peer_dials(d, p->instance))
         return 0;
     if (!l) {
         hrd_verbs_begin(d, hrd_link_class(d, p, want->sl, want->tc));

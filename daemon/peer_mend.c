@@ -116,6 +116,22 @@ void hrd_mend_done(struct hrd_daemon *d, struct plink *l)
     l->mended++;
     d->peers->mended++;
     hrd_agent_link_resume(d->agent, l->id);
+    hrd_member_link(d, l->peer->no,
+                    NULL); /* a communicator is not begun on a path that may never come back */
+}
+
+bool hrd_peer_mending(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want, char *why,
+                      size_t len)
+{
+    struct hrd_peer *p = d->peers ? hrd_peer_by_no(d->peers, no) : NULL;
+    const struct plink *l =
+        p && want->transport != HRD_WANT_TCP ? hrd_link_class(d, p, want->sl, want->tc) : NULL;
+    if (!l || !l->up || !l->down_since)
+        return false;
+    snprintf(
+        why, len, "the path of their verbs link is away for %" PRIu64 " ms (%.500s); no new one yet: %.300s",
+        uv_now(d->loop) - l->down_since, l->down_why, l->why[0] ? l->why : "the other end did not answer");
+    return true;
 }
 
 /* ---- news ------------------------------------------------------------------------------------------------------- */

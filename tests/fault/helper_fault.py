@@ -256,10 +256,14 @@ class Undisturbed:
         self.tags = self.job.send(f"ops 0 0 1 5001 20 {self.seed}", thread=True)
         self.seed += 20
 
-    def still(self):
-        """The ops that were posted so far are right; more are posted."""
+    def over(self):
+        """The ops that were posted so far are right, and no more are posted."""
         for i, reply in self.job.get(self.tags).items():
             check(reply.code == OK, f"rank {i} was disturbed: {reply}")
+
+    def still(self):
+        """The ops that were posted so far are right; more are posted."""
+        self.over()
         self.start()
 
     def __exit__(self, kind, value, trace):

@@ -64,21 +64,22 @@ def test_longer_flap():
     """The link is interrupted, made anew, and no op notices anything but time; so too with another address, and when an
     acknowledgement is lost whose message had arrived."""
     with Verbs() as cluster, Lossless(cluster) as job:
-        job.still()
         for node in (0, 1):
             before = cluster.links(0)["links_mended"]
+            job.over()
             cluster.order(node, "port down")
+            job.start()  # these ops meet it, however fast they are
             time.sleep(0.6)
             log = cluster.nodes[node].text
             wait_for("the log to say that the port is down", lambda: "port 1 of fakeib0 went down" in log())  # noqa: B023
             cluster.order(node, "port up")
             mended(cluster, before, f"a flap of node{node}")
-            job.still()
         for what in ("gid 10.255.0.7", "lose 5", "lose 6"):
             before = cluster.links(0)["links_mended"]
+            job.over()
             cluster.order(1, what)
+            job.start()
             mended(cluster, before, what)
-            job.still()
 
 
 def test_port_stays_down():
@@ -100,6 +101,13 @@ def test_port_stays_down():
         for i, reply in replies.items():
             check("fakeib0 is DOWN" in reply.text or "RETRY_EXC_ERR" in reply.text, f"rank {i}: no reason: {reply}")
         rest.check(20)
+
+        def given_up(node):
+            peers = json.loads(node.ctl("status", "--json").stdout)["peers"]
+            return all(link["state"] == "up" for peer in peers for link in peer["links"])
+
+        # A link that is still interrupted would take a communicator that waits for it along.
+        wait_for("all links of node1 to be given up", lambda: all(map(given_up, cluster.nodes)))
         cluster.order(1, "port up")
         job.close()
         serves(cluster, [0, 1, 2])
@@ -129,6 +137,50 @@ def test_fatal():
             check(reply.code != 0 and "fakeib0 cannot be opened" in reply.text, f"{reply}")
         cluster.order(1, "revive")
         serves(cluster)
+
+
+def test_begins_when_mended():
+    """A communicator that is asked for while the path is away begins when it is back, or fails with what keeps it away."""
+
+    def down(cluster):
+        job = Job(cluster, WHERE)
+        job.check()
+        before = [cluster.links(i)["links_interrupted"] for i in (0, 1)]
+        job.loop()
+        cluster.order(1, "port down")
+        wait_for("both ends to notice", lambda: all(cluster.links(i)["links_interrupted"] > before[i] for i in (0, 1)))
+
+    def fails(cluster, setup_ms, words):
+        ranks = [cluster.rank(0), cluster.rank(1)]
+        ident = ranks[0].do("id")
+        tags = {i: r.send(f"init 0 2 {i} {ident} {setup_ms:.0f} 0") for i, r in enumerate(ranks)}
+        replies = {i: ranks[i].get(tag) for i, tag in tags.items()}
+        print(f"   {replies[0]}")
+        expect(replies, PEER_LOST, words)
+
+    def waits(node):
+        comms = json.loads(node.ctl("status", "--json").stdout)["comms"]
+        return any(comm["state"] == "connecting" for comm in comms)
+
+    with Verbs() as cluster:
+        down(cluster)
+        made, ranks = [], [cluster.rank(0, 0), cluster.rank(1, 1)]
+        thread = threading.Thread(target=lambda: made.append(Job(cluster, [0, 1], ranks=ranks)))
+        thread.start()
+        wait_for("both nodes to wait for the path", lambda: all(map(waits, cluster.nodes)))
+        check(not made, "a communicator was made without a path")
+        cluster.order(1, "port up")
+        thread.join()
+        check(made, "the communicator was not made after all")
+        made[0].check()
+        down(cluster)
+        fails(cluster, 2000 * SCALE, ("was not made", "could not exchange within", "path of their verbs link is away"))
+        cluster.order(1, "port up")
+    with Verbs(config=QUICK + f"peer_timeout = {6 * SCALE:.0f}s\n") as cluster:
+        down(cluster)
+        time.sleep(1)  # or its own limit, which is the same, could come first
+        fails(cluster, 60000, ("lost its data link", "no new path within", "was set up"))
+        cluster.order(1, "port up")
 
 
 def test_killed_while_mending():

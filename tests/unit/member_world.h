@@ -76,6 +76,7 @@ struct w_node {
     bool no_link[W_NODES]; /* data links to that node fail */
     bool verbs;            /* its links are; otherwise tcp, because of: */
     const char *no_verbs;
+    const char *mending;   /* the path of its links is away */
     bool no_dial[W_NODES]; /* connections to that node are not answered */
     char name[HRP_PEER_NAME];
     unsigned adds;
@@ -225,9 +226,9 @@ int hrd_peer_link(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want 
     if (no == 0 || to < 0)
         return -2;
     *link = no; /* one link a peer is enough here */
-    if (w[me].link[to])
+    if (w[me].link[to] && !w[me].mending)
         return 1;
-    if (!hrd_peer_dials(d, w[to].d.instance))
+    if (w[me].link[to] || !hrd_peer_dials(d, w[to].d.instance))
         return 0;
     if (w[me].dead[to])
         return 0;
@@ -244,6 +245,17 @@ const char *hrd_peer_transport(struct hrd_daemon *d, uint32_t no, const struct h
     (void)no;
     *why = verbs || want->transport == HRD_WANT_TCP ? "" : n->no_verbs ? n->no_verbs : "it was not tried";
     return verbs ? "verbs" : "tcp";
+}
+
+bool hrd_peer_mending(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want, char *why,
+                      size_t len)
+{
+    const struct w_node *n = &w[w_index(d)];
+    (void)no;
+    (void)want;
+    if (n->mending)
+        snprintf(why, len, "%s", n->mending);
+    return n->mending != NULL;
 }
 
 void hrd_link_use(struct hrd_daemon *d, uint32_t link, int by)

@@ -108,6 +108,36 @@ static void test_no_link_between_two(void **state)
     finish(3);
 }
 
+/* Nothing is begun over a link whose path is away: what keeps it away is the reason, in the end. */
+static void test_path_is_away(void **state)
+{
+    (void)state;
+    struct w_session *first[3];
+    w_begin(7);
+    join_all("f", 0, (int[]){0, 1, 2}, 3);
+    w_settle();
+    all_joined(3);
+    memcpy(first, rank, sizeof(first));
+    w[1].mending = w[2].mending = "the path is away";
+    join_all("l", 0, (int[]){0, 1, 2}, 3);
+    w_settle();
+    w_pass(9000);
+    assert_int_equal(rank[0]->answers, 0);
+    w_pass(1500);
+    all_failed(0, 3, HRP_PEER_LOST, "could not exchange within 10 s: the path is away");
+    join_all("l", 0, (int[]){0, 1, 2}, 3);
+    w_settle();
+    w_pass(5000);
+    assert_int_equal(rank[0]->answers, 0);
+    w[1].mending = w[2].mending = NULL;
+    w_pass(1000);
+    all_joined(3);
+    for (int i = 0; i < 3; i++)
+        w_die(first[i]);
+    w_settle();
+    finish(3);
+}
+
 static void test_no_connection_between_two(void **state)
 {
     (void)state;
@@ -464,6 +494,7 @@ int main(void)
         cmocka_unit_test(test_a_node_does_not_vote),
         cmocka_unit_test(test_no_link_between_two),
         cmocka_unit_test(test_no_connection_between_two),
+        cmocka_unit_test(test_path_is_away),
         cmocka_unit_test(test_short_setup_timeout_bounds_every_phase),
         cmocka_unit_test(test_root_dies_before_the_verdict),
         cmocka_unit_test(test_link_breaks_before_the_verdict),

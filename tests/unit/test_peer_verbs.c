@@ -400,6 +400,41 @@ static void test_mended_later(void **state)
     end();
 }
 
+/* Whoever begins meanwhile waits for the new path; who has the link keeps it. */
+static void test_begins_when_mended(void **state)
+{
+    (void)state;
+    char why[1200];
+    const char *text;
+    begin();
+    link_up(true);
+    fake_verbs_port(false);
+    hrd_agent_link_interrupt(d[0].agent, verbs_of(0)->id, "RETRY_EXC_ERR");
+    for (int i = 0; i < 20000 && !(verbs_of(0)->down_since && verbs_of(1)->down_since); i++)
+        turn();
+    for (int round = 0; round < 2; round++, turns(600)) /* before and after attempts that fail */
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(ask(i, &any), 0);
+            assert_true(hrd_peer_mending(&d[i], peer_of(i)->no, &any, why, sizeof(why)));
+            assert_non_null(strstr(why, "RETRY_EXC_ERR"));
+            assert_false(hrd_peer_mending(&d[i], peer_of(i)->no, &tcp, why, sizeof(why)));
+            assert_string_equal(hrd_peer_transport(&d[i], peer_of(i)->no, &any, &text), "verbs");
+        }
+    for (int i = 0; i < 20000 && !verbs_of(0)->why[0]; i++)
+        turn();
+    assert_true(hrd_peer_mending(&d[0], peer_of(0)->no, &any, why, sizeof(why)));
+    text = strstr(why, "no new one yet: ");
+    assert_non_null(text);
+    assert_memory_equal(text + 16, verbs_of(0)->why, 40); /* what became of the last attempt */
+    fake_verbs_port(true);
+    wait_mended(1);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(ask(i, &any), 1);
+        assert_false(hrd_peer_mending(&d[i], peer_of(i)->no, &any, why, sizeof(why)));
+    }
+    end();
+}
+
 /* Down for longer than peer_timeout: lost on both, and nothing is left. Likewise at once when messages are missing. */
 static void test_not_mended(void **state)
 {
@@ -608,6 +643,7 @@ int main(void)
         cmocka_unit_test(test_doctor_refused),
         cmocka_unit_test(test_mended),
         cmocka_unit_test(test_mended_later),
+        cmocka_unit_test(test_begins_when_mended),
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_mended_class),
         cmocka_unit_test(test_close_out_of_place),
