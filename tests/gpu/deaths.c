@@ -374,9 +374,9 @@ static int report(const struct options *o, struct outcome *out)
     for (unsigned i = 0; i < NPLANS; i++)
         for (unsigned k = 0; k < GIVE_UP && k < out[i].failed; k++)
             printf("failed: %s: %s\n", plan_text(&plans[i], name, sizeof(name)), out[i].why[k]);
-    printf(
-        "deaths: %u rounds passed, %u failed, %u not run for want of time or after %u failures, %u plans\n",
-        passed, nfailed, not_run, GIVE_UP, begun);
+    printf("deaths: %u rounds passed, %u failed, %u not run for want of time or after %u failures; "
+           "%u plans, %u more not begun\n",
+           passed, nfailed, not_run, GIVE_UP, begun, not_begun);
     fflush(stdout);
     return nfailed || (begun && passed == 0 && !skipped) ? 1 : skipped ? GJ_SKIP : 0;
 }
