@@ -85,7 +85,30 @@ static void free_request(struct hcl_request *req)
     free(req);
 }
 
-static struct hcl_request *new_request(struct hcl_context *ctx, uint16_t type, uint16_t expect)
+static bool makes_memory(uint16_t type)
+{
+    return type == HRP_MSG_WINDOW || type == HRP_MSG_ALLOC || type == HRP_MSG_IMPORT_GPU;
+}
+
+/* Under ctx->lock: until the daemon would not refuse one more, for as many as it has not answered yet. What was freed counts,
+   too: a job that frees and allocates fast is ahead of a driver that is slow to unmap. At the deadline it is asked all the
+   same. */
+static void await_room(struct hcl_context *ctx, uint64_t deadline)
+{
+    struct timespec ts = hcl_timespec(deadline);
+    unsigned n = HRP_MEMORY_JOBS;
+    while (n >= HRP_MEMORY_JOBS && !hcl_context_lost(ctx) && hcl_now() < deadline) {
+        n = 0;
+        for (const struct hcl_request *req = ctx->requests; req != NULL; req = req->next)
+            n += !req->answered && (makes_memory(req->type) || req->type == HRP_MSG_FREE);
+        if (n >= HRP_MEMORY_JOBS)
+            pthread_cond_timedwait(&ctx->answered, &ctx->lock, &ts);
+    }
+}
+
+/* deadline: of the wait for room. */
+static struct hcl_request *new_request(struct hcl_context *ctx, uint16_t type, uint16_t expect,
+                                       uint64_t deadline)
 {
     struct hcl_request *req = calloc(1, sizeof(*req));
     if (req == NULL)
@@ -93,6 +116,8 @@ static struct hcl_request *new_request(struct hcl_context *ctx, uint16_t type, u
     req->type = type;
     req->expect = expect;
     pthread_mutex_lock(&ctx->lock);
+    if (makes_memory(type))
+        await_room(ctx, deadline);
     req->cookie = ctx->next_cookie++;
     req->next = ctx->requests;
     ctx->requests = req;
@@ -154,7 +179,7 @@ static hclient_result_t request(struct hcl_context *ctx, const struct hrp_msg *m
                                 struct hcl_part *part, unsigned nparts, uint16_t expect, uint64_t timeout_ns,
                                 struct hcl_reply *reply)
 {
-    struct hcl_request *req = new_request(ctx, msg->type, expect);
+    struct hcl_request *req = new_request(ctx, msg->type, expect, hcl_now() + timeout_ns);
     if (req == NULL)
         return hcl_fail(HCLIENT_RESOURCE, "out of memory");
     uint64_t deadline = hcl_now() + timeout_ns;
@@ -207,7 +232,7 @@ hclient_result_t hcl_request_parts(struct hcl_context *ctx, const struct hrp_msg
 
 bool hcl_send_only(struct hcl_context *ctx, const struct hrp_msg *msg, uint16_t expect)
 {
-    struct hcl_request *req = new_request(ctx, msg->type, expect);
+    struct hcl_request *req = new_request(ctx, msg->type, expect, 0);
     if (req == NULL)
         return false;
     struct hrp_msg m = *msg;

@@ -18,7 +18,6 @@
 #include "daemon/guard.h"
 #include "daemon/version.h"
 
-#define MAX_JOBS 64
 /* Unmapping the last reference to more than this is worth a worker thread. */
 #define RELEASE_INLINE ((size_t)16 << 20)
 
@@ -187,7 +186,7 @@ static void make_done(uv_work_t *work, int status)
 
 bool hrd_session_may_start_job(struct hrd_session_priv *p, uint64_t cookie)
 {
-    if (p->jobs < MAX_JOBS)
+    if (p->jobs < HRP_MEMORY_JOBS)
         return true;
     hrd_session_error(&p->pub, cookie, HRP_RESOURCE, HRP_SCOPE_NONE,
                       "%u requests for memory of this process are being served; wait for their replies",

@@ -30,6 +30,9 @@
 #define HRP_DEFAULT_PORT 18515
 #define HRP_MAX_RANKS 4096u
 #define HRP_MAX_NODES 64u
+/* The daemon works on so many requests for memory of a process at a time, and refuses WINDOW, ALLOC and IMPORT_GPU beyond
+   that; FREE of an IMPORT_GPU is one, too. */
+#define HRP_MEMORY_JOBS 64u
 
 enum hrp_msg_type {
     HRP_MSG_HELLO = 1,   /* client -> daemon, first message. fds: the client's own pidfd */

@@ -2,7 +2,8 @@
 /*
  * How ranks give GPU memory to the daemon, on the driver without a GPU: GPUs are matched by UUID, whatever order a process sees
  * them in; no context is made for a rank; allocations beyond the cache's limit push out the oldest that is not in use; an import
- * that the daemon is refused is copied instead, with the reason; memory that cannot be pinned is refused in words. timeout: 60
+ * that the daemon is refused is copied instead, with the reason; memory that cannot be pinned is refused in words; what is freed
+ * and allocated faster than the driver unmaps waits. timeout: 60
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,12 +47,12 @@ static int visible(struct hpf_rank *me)
 
 /* ---- the cache -------------------------------------------------------------------------------------------------------- */
 
-static int in_place(struct ht_env *e, hrg_ptr p)
+static int in_place(struct ht_env *e, hrg_ptr p, size_t count)
 {
     hclient_op_t op;
     void *at = (void *)(uintptr_t)p;
-    HT_TRY(e->me,
-           hclient_all_reduce(e->comm, at, at, 100, HCLIENT_INT32, HCLIENT_MAX, HRG_STREAM_PER_THREAD, &op));
+    HT_TRY(e->me, hclient_all_reduce(e->comm, at, at, count, HCLIENT_INT32, HCLIENT_MAX,
+                                     HRG_STREAM_PER_THREAD, &op));
     HT_TRY(e->me, hclient_wait(op));
     return 0;
 }
@@ -66,18 +67,18 @@ static int crowd(struct hpf_rank *me)
         return 1;
     for (unsigned i = 0; i < LIMIT + MORE; i++) {
         HT_CUDA(me, drv->MemAlloc(&p[i], 4096));
-        if (in_place(&e, p[i]) != 0)
+        if (in_place(&e, p[i], 100) != 0)
             return 1;
     }
     HT_EXPECT(me, ht_gpu_calls("IpcGetMemHandle") == LIMIT + MORE, "%u allocations were %u imports",
               LIMIT + MORE, ht_gpu_calls("IpcGetMemHandle"));
     /* The newest are known, the first ones made room. */
     for (unsigned i = MORE; i < LIMIT + MORE; i++)
-        if (in_place(&e, p[i]) != 0)
+        if (in_place(&e, p[i], 100) != 0)
             return 1;
     HT_EXPECT(me, ht_gpu_calls("IpcGetMemHandle") == LIMIT + MORE, "what was used last was pushed out");
     for (unsigned i = 0; i < MORE; i++)
-        if (in_place(&e, p[i]) != 0)
+        if (in_place(&e, p[i], 100) != 0)
             return 1;
     HT_EXPECT(me, ht_gpu_calls("IpcGetMemHandle") == LIMIT + 2 * MORE, "the cache has no limit");
     return ht_leave(&e);
@@ -120,6 +121,51 @@ static int not_pinned(struct hpf_rank *me)
     return ht_collective(&e, &c) != 0 ? 1 : ht_leave(&e);
 }
 
+/* ---- faster than the driver -------------------------------------------------------------------------------------------- */
+
+enum { PIECE = 64 << 10, PIECES = 200, FIRST = 190 };
+
+static int map(struct ht_env *e, hrg_ptr at, size_t bytes)
+{
+    hrg_handle handle;
+    hrg_device dev;
+    HT_CUDA(e->me, drv->CtxGetDevice(&dev));
+    const struct hrg_mem_prop prop = {.type = HRG_ALLOCATION_PINNED,
+                                      .requested_handle_types = HRG_HANDLE_POSIX_FD,
+                                      .location = {.type = HRG_LOCATION_DEVICE, .id = dev}};
+    const struct hrg_mem_access access = {.location = prop.location, .flags = HRG_ACCESS_READWRITE};
+    HT_CUDA(e->me, drv->MemCreate(&handle, bytes, &prop, 0));
+    HT_CUDA(e->me, drv->MemMap(at, bytes, 0, handle, 0));
+    HT_CUDA(e->me, drv->MemRelease(handle));
+    HT_CUDA(e->me, drv->MemSetAccess(at, bytes, &access, 1));
+    return 0;
+}
+
+/* What lies where much memory was has the library free all of that, and asks for more while the daemon is at it. */
+static int fast(struct hpf_rank *me)
+{
+    struct ht_env e;
+    hrg_ptr at;
+    char *path;
+    drv = ht_gpu_open(me);
+    if (drv == NULL || ht_join(&e, me, 0, NULL) != 0)
+        return 1;
+    HT_CUDA(me, drv->MemAddressReserve(&at, (size_t)PIECES * PIECE, 0, 0, 0));
+    for (unsigned i = 0; i < PIECES; i++)
+        if (map(&e, at + (hrg_ptr)i * PIECE, PIECE) != 0 || in_place(&e, at + (hrg_ptr)i * PIECE, 100) != 0)
+            return 1;
+    HT_CUDA(me, drv->MemUnmap(at, (size_t)PIECES * PIECE));
+    const hrg_ptr last = at + (hrg_ptr)FIRST * PIECE;
+    if (map(&e, at, (size_t)FIRST * PIECE) != 0 || map(&e, last, (size_t)(PIECES - FIRST) * PIECE) != 0 ||
+        in_place(&e, at, FIRST * PIECE / sizeof(int)) != 0 ||
+        in_place(&e, last, (PIECES - FIRST) * PIECE / sizeof(int)) != 0)
+        return 1;
+    HT_TRY(me, hclient_comm_path(e.comm, &path));
+    HT_EXPECT(me, strstr(path, "\"staged_ops\": 0") != NULL, "the daemon was refused memory: %s", path);
+    hclient_free(path);
+    return ht_leave(&e);
+}
+
 static struct hpf_cluster *with(unsigned nranks, hpf_rank_fn fn)
 {
     struct hpf_cluster *c = ht_cluster(1, NULL);
@@ -146,6 +192,9 @@ int main(void)
     ht_cluster_end(c);
     ht_cluster_end(with(2, crowd));
     ht_cluster_end(with(2, not_pinned));
+    setenv("FAKE_CUDA_DELAY", "call:MemUnmap=5000", 1);
+    ht_cluster_end(with(2, fast));
+    unsetenv("FAKE_CUDA_DELAY");
     setenv("FAKE_CUDA_FAIL", "IpcOpenMemHandle=201", 1);
     ht_cluster_end(with(2, not_opened));
     return 0;
