@@ -319,9 +319,13 @@ static void settle_failed(struct acomm *c)
         c->mark_sent = true;
         hrd_frames_send_marks(c, HRP_FRAME_COMM_MARK, 0);
     }
-    if (c->mark_sent && hrd_abort_all_marked(c, c->marks))
-        for (struct aop *op = c->ops; op; op = op->next)
-            hrd_pipeline_drop_units(op);
+    if (!c->mark_sent || c->gave_back || !hrd_abort_all_marked(c, c->marks))
+        return;
+    for (struct aop *op = c->ops; op; op = op->next)
+        hrd_pipeline_drop_units(op);
+    /* Its ranks may take their time to destroy it, and others wait for the memory. */
+    hrd_pipeline_release_reserve(c);
+    c->gave_back = true;
 }
 
 /* ---- left -------------------------------------------------------------------------------------------------- */

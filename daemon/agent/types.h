@@ -316,6 +316,7 @@ struct acomm {
     bool filled;   /* the NaN fill of touched outputs was started */
     bool answered; /* pending ops have their error */
     bool mark_sent;
+    bool gave_back; /* failed: nothing of it is in the arena any more, ranks that have not left or not */
     struct aquiet quiet;
     uint32_t status;
     char text[HRP_COMM_TEXT];

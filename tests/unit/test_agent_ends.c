@@ -107,6 +107,57 @@ static void test_left_behind(void **state)
     free(s);
 }
 
+static const struct hrd_snapshot *look(struct sim *s, uint32_t node)
+{
+    struct sim_node *n = &s->node[node];
+    hrd_snapshot_free(n->snapshot);
+    n->snapshot = NULL;
+    hrd_agent_query(n->agent, 1);
+    for (int k = 0; k < 50000 && !n->snapshot; k++) {
+        sim_events(s);
+        nap();
+    }
+    assert_non_null(n->snapshot);
+    return n->snapshot;
+}
+
+/* A communicator that failed keeps nothing of the arena, on no node, however long its ranks keep it. */
+static void test_failed_gives_back(void **state)
+{
+    (void)state;
+    static const uint32_t map[3] = {0, 1, 2};
+    for (int verbs = 0; verbs < 2; verbs++) {
+        struct sim *s = calloc(1, sizeof(*s));
+        struct sim_options o = {.verbs = verbs};
+        struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 300000, .redop = HRP_SUM};
+        sim_start(s, 3, 3, map, &o);
+        const uint64_t before = look(s, 0)->arena_used;
+        assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
+        const uint64_t held = look(s, 0)->arena_used;
+        assert_true(held > before);
+        for (uint32_t r = 0; r < 3; r++)
+            sim_post(s, r, 0, &sig, 0, 2 << 20);
+        sim_post(s, 0, 0, &sig, 0, 2 << 20); /* which the others never post */
+        hrd_agent_comm_fail(s->node[1].agent, COMM, HRP_ABORTED, "the test ended it", true);
+        for (uint32_t n = 0; n < 3; n++) {
+            int k = 0;
+            while (look(s, n)->arena_used > before && k++ < 20000)
+                nap();
+            assert_int_equal(s->node[n].snapshot->arena_used, before);
+            assert_int_equal(s->node[n].comms_gone, 0);
+        }
+        assert_int_equal(sim_wait(s, 0, 0, 2, NULL), HRP_ABORTED);
+        assert_int_equal(sim_comm(s, COMM + 1, 1, &o), HRP_OK);
+        for (uint32_t r = 0; r < 3; r++)
+            sim_post(s, r, 1, &sig, 0, 2 << 20);
+        for (uint32_t r = 0; r < 3; r++)
+            assert_int_equal(sim_wait(s, r, 1, 1, NULL), HRP_OK);
+        assert_int_equal(look(s, 0)->arena_used, held);
+        sim_stop(s);
+        free(s);
+    }
+}
+
 /* A buffer that is freed behind an op that names it goes when the op is complete, also when the agent hears of the
    free before it looked at the ring. */
 static void test_freed_behind_its_op(void **state)
@@ -144,10 +195,9 @@ static void test_freed_behind_its_op(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused_by_one),
-        cmocka_unit_test(test_poison_stays_at_home),
-        cmocka_unit_test(test_left_behind),
-        cmocka_unit_test(test_freed_behind_its_op),
+        cmocka_unit_test(test_refused_by_one),    cmocka_unit_test(test_poison_stays_at_home),
+        cmocka_unit_test(test_left_behind),       cmocka_unit_test(test_freed_behind_its_op),
+        cmocka_unit_test(test_failed_gives_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
