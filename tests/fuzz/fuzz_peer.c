@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     hdr->len = (uint32_t)(size - sizeof(*hdr));
     hdr->reserved = 0;
     hdr->reserved1 = 0;
-    hdr->type %= 16;
+    hdr->type %= HRP_PEER_NTYPES + 1;
     if (hrp_peer_decode(&msg, in, size) != 0)
         return 0;
     size_t need = hrp_peer_size(&msg);
