@@ -77,9 +77,9 @@ void hrd_members_free(struct hrd_daemon *d);
 /* JOIN: answered with JOINED or ERROR, at the latest after the setup timeout. */
 void hrd_member_join(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
                      const struct hrp_msg_join *join);
-/* What that join, which is not answered yet, waits for. */
-void hrd_member_waits_text(struct hrd_daemon *d, const struct hrd_session *s, const struct hrp_msg_join *join,
-                           char *buf, size_t len);
+/* JOINING: TEXT, what that join waits for, maybe after its root was asked; ERROR, once it does not wait any more. */
+void hrd_member_joining(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
+                        const struct hrp_msg_join *join);
 /* LEAVE: DONE once the agent let go; also for failed comms. */
 void hrd_member_leave(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie, uint32_t slot);
 /* ABORT: every rank of the comm gets HRP_ABORTED with a sentence that names the rank and its text. */

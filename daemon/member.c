@@ -86,6 +86,12 @@ static bool dispatch(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_
     case HRP_PEER_WITHDRAW:
         hrd_root_withdraw(d, from, msg);
         return true;
+    case HRP_PEER_JOINING:
+        hrd_root_joining(d, from, msg);
+        return true;
+    case HRP_PEER_WAITS:
+        hrd_join_waits(d, from, msg);
+        return true;
     case HRP_PEER_ROSTER:
         return hrd_node_roster(d, from, msg);
     case HRP_PEER_VOTE:
@@ -235,13 +241,17 @@ void hrd_member_session_gone(struct hrd_daemon *d, struct hrd_session *s, const 
     leave(d);
 }
 
-void hrd_member_waits_text(struct hrd_daemon *d, const struct hrd_session *s, const struct hrp_msg_join *join,
-                           char *buf, size_t len)
+void hrd_member_joining(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
+                        const struct hrp_msg_join *join)
 {
-    if (d->members)
-        hrd_join_waits_text(d, s, join, buf, len);
-    else
-        snprintf(buf, len, "the daemon of node %s is stopping", d->node_name);
+    if (!d->members) {
+        hrd_session_error(s, cookie, HRP_SHUTDOWN, HRP_SCOPE_NONE, "the daemon of node %s is stopping",
+                          d->node_name);
+        return;
+    }
+    enter(d);
+    hrd_join_joining(d, s, cookie, join);
+    leave(d);
 }
 
 void hrd_member_join(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,

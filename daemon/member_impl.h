@@ -52,6 +52,7 @@ struct join {
     struct hrp_addr root[HRP_MAX_ADDRS];
     struct way *way;  /* NULL: the root has it */
     uint32_t root_no; /* with way NULL */
+    uint64_t asked;   /* cookie of a JOINING that waits for the root's WAITS; 0: none */
 };
 
 /* ---- member_node.c: communicators of this node ---- */
@@ -185,9 +186,10 @@ void hrd_join_session_gone(struct hrd_daemon *d, uint64_t sid, const char *why);
 void hrd_join_tick(struct hrd_daemon *d);
 /* The pending join of that number at that root, or NULL. */
 struct join *hrd_join_find(struct hrd_daemon *d, uint64_t id, uint32_t root_no);
-/* What the session's rank waits for, as far as this node knows. */
-void hrd_join_waits_text(struct hrd_daemon *d, const struct hrd_session *s, const struct hrp_msg_join *msg,
-                         char *buf, size_t len);
+/* Answers what the session's rank waits for: as far as this node knows, or when the root has said so. */
+void hrd_join_joining(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
+                      const struct hrp_msg_join *msg);
+void hrd_join_waits(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);
 /* Off the list and freed; the caller has taken what it needs. */
 void hrd_join_drop(struct hrd_daemon *d, struct join *j);
 /* ERROR to the rank, its slot is free again, dropped. */
@@ -216,6 +218,7 @@ void hrd_node_free_all(struct hrd_members *m);
 /* member_root.c */
 void hrd_root_join(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_join *join);
 void hrd_root_withdraw(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);
+void hrd_root_joining(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);
 void hrd_root_vote(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);
 void hrd_root_left(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);
 void hrd_root_gone(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);

@@ -56,12 +56,15 @@ static void way_take(struct hrd_daemon *d, struct join *j)
 
 /* ---- joins ---------------------------------------------------------------------------------------------- */
 
+static void answer_joining(struct hrd_daemon *d, struct join *j, const char *text);
+
 void hrd_join_drop(struct hrd_daemon *d, struct join *j)
 {
     struct join **at = &d->members->joins;
     while (*at != j)
         at = &(*at)->next;
     *at = j->next;
+    answer_joining(d, j, NULL);
     way_release(d, j->way);
     free(j);
 }
@@ -153,17 +156,14 @@ struct join *hrd_join_find(struct hrd_daemon *d, uint64_t id, uint32_t root_no)
     return j;
 }
 
-void hrd_join_waits_text(struct hrd_daemon *d, const struct hrd_session *s, const struct hrp_msg_join *msg,
-                         char *buf, size_t len)
+/* ---- what a join waits for ------------------------------------------------------------------------------- */
+
+static void waits_text(struct hrd_daemon *d, const struct join *j, const struct hrp_key *key, char *buf,
+                       size_t len)
 {
-    struct hrp_key key = msg->key;
-    key.uid = s->uid;
-    const struct join *j = d->members->joins;
-    while (j && !(j->sid == s->sid && j->rank == msg->rank && memcmp(&j->key, &key, sizeof(key)) == 0))
-        j = j->next;
-    struct rset *set = j && !j->way && j->root_no == HRD_SELF ? hrd_rset_by_key(d->members, &key) : NULL;
+    struct rset *set = j && !j->way && j->root_no == HRD_SELF ? hrd_rset_by_key(d->members, key) : NULL;
     char name[128];
-    hrd_key_text(&key, name, sizeof(name));
+    hrd_key_text(key, name, sizeof(name));
     if (set)
         hrd_rset_waits_text(d, set, buf, len);
     else if (!j)
@@ -174,10 +174,60 @@ void hrd_join_waits_text(struct hrd_daemon *d, const struct hrd_session *s, cons
     else
         snprintf(buf, len,
                  "%s: rank %u waits for other ranks; the daemon of node %s knows which ('hreducectl status' "
-                 "there, "
-                 "or its log)",
+                 "there, or its log)",
                  name, j->rank, hrd_member_node_name(d, j->root_no));
 }
+
+static bool root_can_say(struct hrd_daemon *d, const struct join *j)
+{
+    struct hrd_peer_info info;
+    return !j->way && j->root_no != HRD_SELF && !j->asked && hrd_peer_info(d, j->root_no, &info) &&
+           info.minor >= HRP_PEER_MINOR_JOINING;
+}
+
+void hrd_join_joining(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
+                      const struct hrp_msg_join *msg)
+{
+    struct hrp_key key = msg->key;
+    char text[HRP_COMM_TEXT];
+    key.uid = s->uid;
+    struct join *j = d->members->joins;
+    while (j && !(j->sid == s->sid && j->rank == msg->rank && memcmp(&j->key, &key, sizeof(key)) == 0))
+        j = j->next;
+    if (j && root_can_say(d, j)) {
+        struct hrp_peer_msg ask = {.type = HRP_PEER_JOINING, .body.refuse.join = j->id};
+        j->asked = cookie;
+        hrd_member_send(d, j->root_no, &ask);
+        return;
+    }
+    waits_text(d, j, &key, text, sizeof(text));
+    hrd_session_text(s, cookie, text);
+}
+
+/* NULL: it does not wait any more, or what for will be known otherwise. */
+static void answer_joining(struct hrd_daemon *d, struct join *j, const char *text)
+{
+    struct hrd_session *s = j->asked ? hrd_session_find(d, j->sid) : NULL;
+    if (s && text)
+        hrd_session_text(s, j->asked, text);
+    else if (s)
+        hrd_session_error(s, j->asked, HRP_INVALID_ARGUMENT, HRP_SCOPE_NONE, "rank %u waits no longer",
+                          j->rank);
+    j->asked = 0;
+}
+
+void hrd_join_waits(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg)
+{
+    char text[HRP_PEER_TEXT + 1];
+    struct join *j = hrd_join_find(d, msg->body.refuse.join, from);
+    if (!j)
+        return; /* of one that has ended meanwhile */
+    snprintf(text, sizeof(text), "%.*s (said by the daemon of node %s, its root)", (int)msg->text_len,
+             msg->text ? msg->text : "", hrd_member_node_name(d, from));
+    answer_joining(d, j, text);
+}
+
+/* ---- ends ------------------------------------------------------------------------------------------------ */
 
 void hrd_join_refused(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg)
 {
@@ -256,6 +306,11 @@ void hrd_join_peer_lost(struct hrd_daemon *d, uint32_t no, const char *why)
             continue;
         way_take(d, j);
         snprintf(j->way->error, sizeof(j->way->error), "%s", why);
+        if (j->asked) {
+            char text[HRP_COMM_TEXT];
+            waits_text(d, j, &j->key, text, sizeof(text));
+            answer_joining(d, j, text);
+        }
     }
 }
 

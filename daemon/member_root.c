@@ -287,6 +287,21 @@ void hrd_root_withdraw(struct hrd_daemon *d, uint32_t from, const struct hrp_pee
         }
 }
 
+void hrd_root_joining(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg)
+{
+    char text[HRP_COMM_TEXT];
+    for (struct rset *s = d->members->sets; s; s = s->next)
+        for (uint32_t i = 0; s->state != RSET_COMMITTED && i < s->nranks; i++) {
+            if (s->rank[i].no != from || s->rank[i].join != msg->body.refuse.join)
+                continue;
+            hrd_rset_waits_text(d, s, text, sizeof(text));
+            struct hrp_peer_msg answer = {.type = HRP_PEER_WAITS, .text = text, .text_len = strlen(text)};
+            answer.body.refuse.join = msg->body.refuse.join;
+            hrd_member_send(d, from, &answer);
+            return;
+        }
+}
+
 static void forget_if_gone(struct hrd_members *m, struct rset *s)
 {
     for (uint32_t i = 0; i < s->nnodes; i++)

@@ -169,13 +169,6 @@ static void on_join(struct hrd_session_priv *p, const struct hrp_msg *msg)
     hrd_member_join(p->d, &p->pub, msg->cookie, &join);
 }
 
-static void on_joining(struct hrd_session_priv *p, const struct hrp_msg *msg)
-{
-    char text[HRP_COMM_TEXT];
-    hrd_member_waits_text(p->d, &p->pub, &msg->body.join, text, sizeof(text));
-    hrd_session_text(&p->pub, msg->cookie, text);
-}
-
 static bool slot_in_use(struct hrd_session_priv *p, const struct hrp_msg *msg)
 {
     uint32_t slot = msg->body.slot.slot;
@@ -220,7 +213,7 @@ static bool on_job_request(struct hrd_session_priv *p, const struct hrp_msg *msg
         on_join(p, msg);
         return true;
     case HRP_MSG_JOINING:
-        on_joining(p, msg);
+        hrd_member_joining(p->d, &p->pub, msg->cookie, &msg->body.join);
         return true;
     case HRP_MSG_LEAVE:
         if (slot_in_use(p, msg))

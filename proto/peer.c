@@ -34,6 +34,8 @@ static const struct {
     [HRP_PEER_VERBS_DOWN] = {"VERBS_DOWN", sizeof(struct hrp_peer_ready), true},
     [HRP_PEER_VERBS_LISTEN] = {"VERBS_LISTEN", sizeof(struct hrp_peer_listen), false},
     [HRP_PEER_ASK] = {"ASK", sizeof(struct hrp_peer_ask), false},
+    [HRP_PEER_JOINING] = {"JOINING", sizeof(struct hrp_peer_refuse), false},
+    [HRP_PEER_WAITS] = {"WAITS", sizeof(struct hrp_peer_refuse), true},
     [HRP_PEER_TELL] = {"TELL", sizeof(struct hrp_peer_tell), true},
 };
 
@@ -192,6 +194,8 @@ static bool body_ok(const struct hrp_peer_msg *m)
         return m->body.refuse.join != 0 && m->body.refuse.status > HRP_IN_PROGRESS &&
                m->body.refuse.status < HRP_NSTATUS && m->body.refuse.reserved == 0;
     case HRP_PEER_WITHDRAW:
+    case HRP_PEER_JOINING:
+    case HRP_PEER_WAITS:
         return m->body.refuse.join != 0 && m->body.refuse.status == 0 && m->body.refuse.reserved == 0;
     case HRP_PEER_ROSTER:
         return roster_ok(&m->body.roster);

@@ -32,11 +32,12 @@
 
 #define HRP_PEER_MAGIC 0x70657268u
 #define HRP_PEER_MAJOR 1u
-/* 1: VERBS_*; 2: ASK, TELL, PROBE_* frames; 3: VERBS_LISTEN; 4: HRP_VERBS_NONE, HRP_VERBS_CAN */
+/* 1: VERBS_*; 2: ASK, TELL, PROBE_* frames; 3: VERBS_LISTEN; 4: HRP_VERBS_NONE, HRP_VERBS_CAN, JOINING, WAITS */
 #define HRP_PEER_MINOR 4u
 #define HRP_PEER_MINOR_ASK 2u
 #define HRP_PEER_MINOR_RDMACM 3u
 #define HRP_PEER_MINOR_NONE 4u
+#define HRP_PEER_MINOR_JOINING 4u
 #define HRP_PEER_NAME 72u        /* node name, NUL-terminated, rest zero */
 #define HRP_PEER_STREAMS_MAX 16u /* of one link */
 
@@ -130,7 +131,10 @@ enum hrp_peer_type {
     HRP_PEER_TELL = 20, /* the answer, in parts: JSON as text; or status and the sentence */
     /* To a peer of minor version 3 or later: before an ANSWER by RDMA-CM, where its requests go. */
     HRP_PEER_VERBS_LISTEN = 21,
-    HRP_PEER_NTYPES = 22,
+    /* To a peer of minor version 4 or later. */
+    HRP_PEER_JOINING = 22, /* node -> root: what that join, which is not answered yet, waits for */
+    HRP_PEER_WAITS = 23,   /* root -> node: it waits for this (text) */
+    HRP_PEER_NTYPES = 24,
 };
 
 struct hrp_peer_hdr {
@@ -168,9 +172,9 @@ struct hrp_peer_join {
 };
 _Static_assert(sizeof(struct hrp_peer_join) == 152, "layout");
 
-struct hrp_peer_refuse { /* REFUSE, WITHDRAW */
+struct hrp_peer_refuse { /* REFUSE, WITHDRAW, JOINING, WAITS */
     uint64_t join;
-    uint32_t status;
+    uint32_t status; /* REFUSE */
     uint32_t reserved;
 };
 

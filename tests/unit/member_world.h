@@ -24,6 +24,7 @@
 #define W_SESSIONS 24 /* of a node */
 #define W_SLOTS 3
 #define W_COMMS 32
+#define W_JOINING 9u /* cookie of a JOINING */
 
 enum w_kind { W_MSG, W_UP, W_DIALED, W_LINKED, W_LOST, W_READY, W_FAILED, W_LEFT, W_GONE, W_COMM_FAIL };
 
@@ -49,6 +50,7 @@ struct w_session {
     struct hrp_msg_joined answer;
     uint32_t status;
     char text[HRP_COMM_TEXT];
+    int told; /* by TEXT */
 };
 
 struct w_acomm {
@@ -85,6 +87,7 @@ struct w_node {
 static struct w_node *w;
 static struct w_event *w_queue;
 static uint64_t w_clock, w_sid;
+static unsigned w_minor = HRP_PEER_MINOR; /* of all nodes, as the others know it */
 static uint32_t w_no, w_seed;
 static uint8_t w_generation[W_NODES];
 
@@ -149,7 +152,7 @@ bool hrd_peer_info(struct hrd_daemon *d, uint32_t no, struct hrd_peer_info *out)
         return false;
     addr[i] = w_addr(i);
     *out = (struct hrd_peer_info){.no = no,
-                                  .minor = HRP_PEER_MINOR,
+                                  .minor = w_minor,
                                   .instance = w[i].d.instance,
                                   .name = w[i].name,
                                   .where = "somewhere",
@@ -479,13 +482,23 @@ void hrd_session_error(struct hrd_session *s, uint64_t cookie, enum hrp_status s
                        const char *fmt, ...)
 {
     va_list ap;
-    (void)cookie;
     (void)scope;
+    if (cookie == W_JOINING) {
+        w_s(s)->told++;
+        return;
+    }
     w_s(s)->answers++;
     w_s(s)->status = status;
     va_start(ap, fmt);
     vsnprintf(w_s(s)->text, sizeof(w_s(s)->text), fmt, ap);
     va_end(ap);
+}
+
+void hrd_session_text(struct hrd_session *s, uint64_t cookie, const char *text)
+{
+    (void)cookie;
+    w_s(s)->told++;
+    snprintf(w_s(s)->text, sizeof(w_s(s)->text), "%s", text);
 }
 
 void hrd_session_done(struct hrd_session *s, uint64_t cookie)

@@ -530,6 +530,58 @@ static void test_id_of_a_daemon_that_restarted(void **state)
     w_end();
 }
 
+static void ask(int i)
+{
+    struct hrp_msg_join j = w_join_of("j", 0, (uint32_t)i, 3);
+    hrd_member_joining(&w[i].d, &rank[i]->pub, W_JOINING, &j);
+}
+
+/* Whoever asks is told by number which ranks are missing, on other nodes than the root's too, and is answered once whatever
+   becomes of the join. */
+static void test_joins_that_take_long(void **state)
+{
+    (void)state;
+    for (int end = 0; end < 2; end++) {
+        w_begin(19);
+        for (int i = 0; i < 2; i++) {
+            rank[i] = w_process(i, 1000);
+            w_join(rank[i], "j", 0, (uint32_t)i, 3);
+        }
+        w_settle();
+        w_pass(10000);
+        for (int i = 0; i < 2; i++) {
+            ask(i);
+            w_settle();
+            assert_int_equal(rank[i]->told, 1);
+            HAS(rank[i]->text, "waiting for rank 2 for 10 s");
+        }
+        HAS(rank[1]->text, "(said by the daemon of node n0, its root)");
+        w_minor = HRP_PEER_MINOR_JOINING - 1;
+        ask(1);
+        assert_int_equal(rank[1]->told, 2);
+        HAS(rank[1]->text, "rank 1 waits for other ranks; the daemon of node n0 knows which");
+        w_minor = HRP_PEER_MINOR;
+        ask(1);
+        if (end == 0) {
+            rank[2] = w_process(2, 1000);
+            w_join(rank[2], "j", 0, 2, 3);
+            w_settle();
+            assert_int_equal(rank[1]->told, 3);
+            all_joined(3);
+            finish(3);
+            continue;
+        }
+        w_kill_node(0);
+        w_settle();
+        assert_int_equal(rank[1]->told, 3);
+        HAS(rank[1]->text, "rank 1 waits for its root daemon: node n0 closed the connection");
+        w_die(rank[1]);
+        w_settle();
+        assert_null(w_leftover());
+        w_end();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -553,6 +605,7 @@ int main(void)
         cmocka_unit_test(test_unique_id),
         cmocka_unit_test(test_id_that_leads_to_myself),
         cmocka_unit_test(test_id_of_a_daemon_that_restarted),
+        cmocka_unit_test(test_joins_that_take_long),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -99,8 +99,12 @@ static struct hrp_peer_msg sample(unsigned type)
         m.text = "nobody came";
         break;
     case HRP_PEER_WITHDRAW:
+    case HRP_PEER_WAITS:
         m.body.refuse.join = 9;
         m.text = "it died";
+        break;
+    case HRP_PEER_JOINING:
+        m.body.refuse.join = 9;
         break;
     case HRP_PEER_ROSTER:
         m.body.roster = (struct hrp_peer_roster){.key = name_key(),
@@ -319,6 +323,8 @@ static void test_fields(void **state)
     WRONG(HRP_PEER_REFUSE, m.body.refuse.reserved = 1);
     WRONG(HRP_PEER_WITHDRAW, m.body.refuse.status = HRP_TIMEOUT);
     WRONG(HRP_PEER_WITHDRAW, m.body.refuse.join = 0);
+    WRONG(HRP_PEER_JOINING, m.body.refuse.join = 0);
+    WRONG(HRP_PEER_WAITS, m.body.refuse.status = HRP_TIMEOUT);
     WRONG(HRP_PEER_VOTE, memset(m.body.vote.comm_id, 0, 8));
     WRONG(HRP_PEER_VOTE, m.body.vote.status = HRP_NSTATUS);
     WRONG(HRP_PEER_VOTE, m.body.vote.status = HRP_IN_PROGRESS);

@@ -94,12 +94,13 @@ void hrd_agent_window_add(struct hrd_agent *a, uint64_t sid, uint32_t slot, void
     hear("agent: window %u of %llu\n", slot, (unsigned long long)bytes);
 }
 
-void hrd_member_waits_text(struct hrd_daemon *d, const struct hrd_session *s, const struct hrp_msg_join *join,
-                           char *buf, size_t len)
+void hrd_member_joining(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
+                        const struct hrp_msg_join *join)
 {
+    char text[40];
     (void)d;
-    (void)s;
-    snprintf(buf, len, "rank %u waits", join->rank);
+    snprintf(text, sizeof(text), "rank %u waits", join->rank);
+    hrd_session_text(s, cookie, text);
 }
 
 void hrd_member_join(struct hrd_daemon *d, struct hrd_session *s, uint64_t cookie,
