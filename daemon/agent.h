@@ -34,7 +34,7 @@ struct hrd_agent_config {
     uint64_t unit_bytes; /* largest unit of an op, see schedule.h */
     uint64_t unit_min_bytes;
     uint64_t chunk_bytes; /* largest piece of work one reduce thread takes at once */
-    uint32_t eager_limit; /* bytes of payload of an eager slot */
+    uint32_t eager_limit; /* largest payload of an eager message */
     uint32_t stall_warning_ms;
     const char *node_name; /* for sentences: host name */
     struct hrd_gpus
@@ -160,6 +160,7 @@ struct hrd_comm_spec {
     uint32_t eager_limit;              /* the root's, for all nodes; likewise: */
     uint64_t unit_bytes, unit_min_bytes;
     uint64_t latency_ns, bandwidth; /* measured by the root: one way, small; bytes/s a node and direction */
+    bool eager_blocks;              /* every node knows eager messages of direct */
 };
 
 /* Takes the comm's reserve from the arena and makes it ready to receive; answers COMM_READY. All links must

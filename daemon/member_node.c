@@ -282,7 +282,8 @@ static void add_to_agent(struct hrd_daemon *d, struct lcomm *c)
                                  .unit_bytes = b->unit_bytes,
                                  .unit_min_bytes = b->unit_min_bytes,
                                  .latency_ns = b->latency_ns,
-                                 .bandwidth = b->bandwidth};
+                                 .bandwidth = b->bandwidth,
+                                 .eager_blocks = (b->plan & HRP_PLAN_EAGER_BLOCKS) != 0};
     spec.config.require = c->require;
     c->state = LCOMM_ADDING;
     hrd_agent_comm_add(d->agent, &spec);

@@ -214,6 +214,17 @@ static void send_to_node(struct hrd_daemon *d, const struct rset *s, uint32_t no
     hrd_member_send(d, s->node[node].no, msg);
 }
 
+/* Whether the daemons of all nodes are of this minor version or a later one. */
+static bool all_know(struct hrd_daemon *d, const struct rset *s, unsigned minor)
+{
+    for (uint32_t i = 0; i < s->nnodes; i++) {
+        struct hrd_peer_info info;
+        if (s->node[i].no != HRD_SELF && (!hrd_peer_info(d, s->node[i].no, &info) || info.minor < minor))
+            return false;
+    }
+    return true;
+}
+
 void hrd_rset_send_roster(struct hrd_daemon *d, struct rset *s)
 {
     struct hrp_peer_node *nodes = hrd_member_alloc(s->nnodes, sizeof(*nodes));
@@ -242,6 +253,7 @@ void hrd_rset_send_roster(struct hrd_daemon *d, struct rset *s)
     b->unit_min_bytes = d->cfg.unit_min_bytes;
     b->latency_ns = latency_ns(d, s);
     b->bandwidth = d->cfg.bandwidth != 0 ? d->cfg.bandwidth : hrd_peers_link_speed(d);
+    b->plan = all_know(d, s, HRP_PEER_MINOR_EAGER_BLOCKS) ? HRP_PLAN_EAGER_BLOCKS : 0;
     for (uint32_t i = 0; i < s->nnodes; i++) {
         struct hrd_peer_info info;
         bool old = s->node[i].no != HRD_SELF && hrd_peer_info(d, s->node[i].no, &info) && info.minor < 1;

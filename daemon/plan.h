@@ -38,6 +38,7 @@ struct hrd_plan_env {
     uint8_t algo;                  /* enum hrd_algo: HRD_ALGO_AUTO, or the override */
     uint8_t reproducible;          /* 1: only algorithms whose order of summation is fixed (direct, gather) */
     uint8_t wire_f32;              /* 1: partials of f16 and bf16 that round travel as f32 */
+    uint8_t eager_blocks;          /* 1: also blocks of direct may be eager */
     uint32_t eager_limit;          /* bytes: largest payload of an eager message; 0: no eager messages */
     uint64_t unit_bytes;           /* bytes: a unit is not larger (see hrd_plan_unit_max); 0 counts as 1 */
     uint64_t unit_min_bytes;       /* bytes: a unit is not smaller unless the op is */
@@ -110,5 +111,14 @@ uint64_t hrd_plan_block_elems(const struct hrd_plan_env *env, const struct hrp_s
 
 /* Bytes of one element of a value (enum hrd_value). */
 size_t hrd_plan_value_size(const struct hrp_sig *sig, const struct hrd_plan *plan, unsigned value);
+
+/* Of an eager op, from one node to another: a partial and a result. The second answers the first that went the other way. */
+#define HRD_EAGER_MESSAGES 2u
+
+/* What a message of so many bytes takes of its sender's area at the receiver, and a value of a send buffer. */
+static inline uint64_t hrd_plan_slot_bytes(uint64_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
 
 #endif

@@ -77,6 +77,16 @@ static uint64_t round_up(uint64_t x, uint64_t to)
     return (x + to - 1) / to * to;
 }
 
+/* An all_reduce of direct that is one unit anyway. No node sends another more than HRD_EAGER_MESSAGES. */
+static bool eager_blocks(const struct plan_op *op, const struct hrd_plan *plan)
+{
+    if (!op->env->eager_blocks || plan->algo != HRD_ALGO_DIRECT || op->sig->coll != HRP_ALL_REDUCE)
+        return false;
+    uint64_t groups = (op->sig->count - 1) / BLOCK_ALIGN + 1;
+    uint64_t most = ((groups - 1) / plan->nblocks + 1) * BLOCK_ALIGN;
+    return most * max64(plan_wire_size(op), plan_elem_size(op)) <= op->env->eager_limit;
+}
+
 void plan_cut(const struct plan_op *op, struct hrd_plan *plan)
 {
     uint64_t count = op->sig->count;
@@ -98,6 +108,7 @@ void plan_cut(const struct plan_op *op, struct hrd_plan *plan)
     uint64_t slice = round_up((count - 1) / units + 1, SLICE_ALIGN);
     plan->slice = min64(min64(slice, most_elems), count);
     plan->nunits = (count - 1) / plan->slice + 1;
+    plan->eager = plan->nunits == 1 && eager_blocks(op, plan);
 }
 
 uint64_t hrd_plan_unit_max(const struct hrd_plan_env *env)

@@ -23,7 +23,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "peer frames are littl
 
 enum hrp_frame_type {
     HRP_FRAME_DATA = 1,  /* block payload against a credit; unit, tag, slot, len */
-    HRP_FRAME_EAGER = 2, /* small payload into the eager slot op % HRP_EAGER_SLOTS; tag, len */
+    HRP_FRAME_EAGER = 2, /* small payload into the eager slot op % HRP_EAGER_SLOTS, behind those of smaller
+                            tags; unit 0, tag, len. Tags above 0: where the roster has HRP_PLAN_EAGER_BLOCKS */
     HRP_FRAME_CREDIT =
         3, /* the receiver granted slots for (op, unit): slot = base of its area for this sender */
     HRP_FRAME_WATERMARK = 4, /* only the watermark; len 0 */

@@ -149,7 +149,7 @@ static bool roster_ok(const struct hrp_peer_roster *r)
            c->op_timeout_ms != 0 && c->reproducible != HRP_DEFAULT && c->wire_f32 != HRP_DEFAULT &&
            r->nranks == r->key.nranks && r->nnodes >= 1 && r->nnodes <= HRP_MAX_NODES &&
            r->nnodes <= r->nranks && r->node < r->nnodes && r->nlocal >= 1 && r->nlocal <= r->nranks &&
-           r->reserved == 0 && r->unit_bytes > 0 && r->unit_min_bytes > 0 && r->bandwidth > 0;
+           (r->plan & ~HRP_PLAN_BITS) == 0 && r->unit_bytes > 0 && r->unit_min_bytes > 0 && r->bandwidth > 0;
 }
 
 static bool verbs_ok(const struct hrp_peer_verbs *v)

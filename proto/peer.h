@@ -32,12 +32,14 @@
 
 #define HRP_PEER_MAGIC 0x70657268u
 #define HRP_PEER_MAJOR 1u
-/* 1: VERBS_*; 2: ASK, TELL, PROBE_* frames; 3: VERBS_LISTEN; 4: HRP_VERBS_NONE, HRP_VERBS_CAN, JOINING, WAITS */
-#define HRP_PEER_MINOR 4u
+/* 1: VERBS_*; 2: ASK, TELL, PROBE_* frames; 3: VERBS_LISTEN; 4: HRP_VERBS_NONE, HRP_VERBS_CAN, JOINING, WAITS;
+   5: HRP_PLAN_EAGER_BLOCKS */
+#define HRP_PEER_MINOR 5u
 #define HRP_PEER_MINOR_ASK 2u
 #define HRP_PEER_MINOR_RDMACM 3u
 #define HRP_PEER_MINOR_NONE 4u
 #define HRP_PEER_MINOR_JOINING 4u
+#define HRP_PEER_MINOR_EAGER_BLOCKS 5u
 #define HRP_PEER_NAME 72u        /* node name, NUL-terminated, rest zero */
 #define HRP_PEER_STREAMS_MAX 16u /* of one link */
 
@@ -188,6 +190,10 @@ struct hrp_peer_node {
 };
 _Static_assert(sizeof(struct hrp_peer_node) == 192, "layout");
 
+/* Bits of a roster's plan. The root sets what every node of it knows. */
+#define HRP_PLAN_EAGER_BLOCKS 1u /* blocks of direct may be eager; minor version 5 */
+#define HRP_PLAN_BITS HRP_PLAN_EAGER_BLOCKS
+
 /*
  * Followed by uint64_t joins[nlocal] (the receiver's ranks, ascending), struct hrp_peer_node nodes[nnodes]
  * and uint32_t node_of_rank[nranks]. Nodes are numbered in the order of their lowest rank: the numbering, and
@@ -202,7 +208,7 @@ struct hrp_peer_roster {
     uint32_t node;   /* index of the receiver */
     uint32_t nlocal; /* ranks of the receiver, 1.. */
     uint32_t eager_limit;
-    uint32_t reserved;
+    uint32_t plan; /* HRP_PLAN_* */
     uint64_t unit_bytes, unit_min_bytes;
     uint64_t latency_ns, bandwidth;
 };

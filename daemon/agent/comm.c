@@ -66,6 +66,7 @@ static struct acomm *comm_new(struct hrd_agent *a, const struct hrd_comm_spec *s
         .algo = spec->config.algo, /* HRP_ALGO_* and HRD_ALGO_* are the same numbers, see below */
         .reproducible = spec->config.reproducible != HRP_OFF,
         .wire_f32 = spec->config.wire_f32 == HRP_ON,
+        .eager_blocks = spec->eager_blocks,
         .eager_limit = spec->eager_limit,
         .unit_bytes = spec->unit_bytes,
         .unit_min_bytes = spec->unit_min_bytes,

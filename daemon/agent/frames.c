@@ -108,8 +108,13 @@ static void *place_eager(struct acomm *c, uint32_t node, const struct hrp_frame 
     e->op = f->op;
     e->arrived = false;
     e->frame = *f;
-    return hrd_arena_at(c->a->arena,
-                        c->eager_off[node] + (f->op % HRP_EAGER_SLOTS) * (uint64_t)c->env.eager_limit);
+    return hrd_arena_at(c->a->arena, c->eager_off[node] + f->op % HRP_EAGER_SLOTS * hrd_eager_bytes(c));
+}
+
+/* The first message of an op may come before the ranks here posted it; a later one is the sender's answer to what it got. */
+static bool may_be_early(const struct hrp_frame *f)
+{
+    return f->type == HRP_FRAME_EAGER && f->tag == 0;
 }
 
 /* Bytes behind a mark would land in memory that is another's by then. */
@@ -139,7 +144,7 @@ static void *frame_place(struct hrd_link *link, unsigned stream, const struct hr
         *why = "data behind the mark that says nothing follows";
         return NULL;
     }
-    if (f->type == HRP_FRAME_EAGER)
+    if (may_be_early(f))
         return place_eager(c, node, f, why);
     struct astep *st = hrd_pipeline_place(c, node, f, why);
     if (st &&
@@ -182,7 +187,7 @@ static int handle(struct alink *l, struct acomm *c, uint32_t node, unsigned stre
         return hrd_pipeline_data_arrived(c, node, f, why);
     case HRP_FRAME_EAGER:
         c->stat.rx_bytes += sizeof(*f) + f->len;
-        return eager_arrived(c, node, f, why);
+        return may_be_early(f) ? eager_arrived(c, node, f, why) : hrd_pipeline_data_arrived(c, node, f, why);
     case HRP_FRAME_CREDIT:
         c->stat.rx_bytes += sizeof(*f);
         hrd_pipeline_credit(c, node, f);

@@ -17,11 +17,6 @@
 #define BULK_BYTES (64u << 10)
 #define CREDITS_MAX (1u << 16)
 
-static uint64_t slot_bytes(uint64_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
-
 static uint64_t step_bytes(const struct aunit *u, const struct hrd_step *s)
 {
     return u->elems[s->block] * hrd_plan_value_size(&u->op->sig, &u->op->plan, s->value);
@@ -69,7 +64,7 @@ static void need_of(const struct acomm *c, const struct hrd_schedule *s, uint64_
     for (uint32_t i = 0; i < s->nbufs; i++) {
         uint64_t share = by_rank ? bytes / c->nranks * c->ranks_on_node[s->buf_block[i]] + bytes % c->nranks
                                  : bytes / s->nblocks + bytes % s->nblocks;
-        send += slot_bytes(share + 16 * 8);
+        send += hrd_plan_slot_bytes(share + 16 * 8);
     }
     if (send > n->send)
         n->send = send;
@@ -79,7 +74,7 @@ static void need_of(const struct acomm *c, const struct hrd_schedule *s, uint64_
             uint16_t block = s->steps[s->list[s->recvs[p].first + i]].block;
             uint64_t share = by_rank ? bytes / c->nranks * c->ranks_on_node[block] + bytes % c->nranks
                                      : bytes / s->nblocks + bytes % s->nblocks;
-            recv += slot_bytes(share + 16 * 8);
+            recv += hrd_plan_slot_bytes(share + 16 * 8);
         }
         if (recv > n->recv[p])
             n->recv[p] = recv;
@@ -138,7 +133,7 @@ int hrd_pipeline_reserve(struct acomm *c, char *why, size_t len)
         return 0;
     struct need n = {.recv = xalloc(c->nnodes, sizeof(uint64_t))};
     need_of_all(c, &n);
-    uint64_t eager = (uint64_t)c->env.eager_limit * HRP_EAGER_SLOTS, total = n.send;
+    uint64_t eager = hrd_eager_bytes(c) * HRP_EAGER_SLOTS, total = n.send;
     bool fits = true;
     c->reserve_send = hrd_arena_alloc(a->arena, HRD_DOMAIN_SEND, n.send);
     fits = c->reserve_send != HRD_ARENA_NONE;
@@ -186,7 +181,7 @@ void hrd_pipeline_release_reserve(struct acomm *c)
         hrd_arena_release(ar, c->reserve_recv[p], c->reserve_recv_bytes[p]);
         c->reserve_recv_bytes[p] = 0;
         if (c->eager_off[p] != HRD_ARENA_NONE)
-            hrd_arena_release(ar, c->eager_off[p], (uint64_t)c->env.eager_limit * HRP_EAGER_SLOTS);
+            hrd_arena_release(ar, c->eager_off[p], hrd_eager_bytes(c) * HRP_EAGER_SLOTS);
         c->eager_off[p] = HRD_ARENA_NONE;
     }
     c->a->work_to_admit = true;
@@ -270,7 +265,7 @@ static uint64_t slot_of(const struct aunit *u, const struct hrd_messages *m, uin
 {
     uint64_t off = 0;
     for (uint32_t i = 0; i < tag; i++)
-        off += slot_bytes(step_bytes(u, &u->sched->steps[u->sched->list[m->first + i]]));
+        off += hrd_plan_slot_bytes(step_bytes(u, &u->sched->steps[u->sched->list[m->first + i]]));
     return off;
 }
 
@@ -422,8 +417,8 @@ static struct aunit *unit_new(struct aop *op, uint64_t index)
         u->step[i].bytes = step_bytes(u, &s->steps[i]);
     }
     for (uint32_t b = 0; b < s->nbufs; b++)
-        u->send_bytes +=
-            slot_bytes(u->elems[s->buf_block[b]] * hrd_plan_value_size(&op->sig, &op->plan, s->buf_value[b]));
+        u->send_bytes += hrd_plan_slot_bytes(u->elems[s->buf_block[b]] *
+                                             hrd_plan_value_size(&op->sig, &op->plan, s->buf_value[b]));
     for (uint32_t p = 0; p < c->nnodes; p++) {
         u->credit[p] = NO_CREDIT;
         if (!op->plan.eager)
@@ -508,8 +503,8 @@ static void place_steps(struct aunit *u)
     char **buf = s->nbufs <= 64 ? stack : xalloc(s->nbufs, sizeof(*buf));
     for (uint32_t b = 0; b < s->nbufs; b++) {
         buf[b] = hrd_arena_at(u->send_pool->arena, off);
-        off +=
-            slot_bytes(u->elems[s->buf_block[b]] * hrd_plan_value_size(&op->sig, &op->plan, s->buf_value[b]));
+        off += hrd_plan_slot_bytes(u->elems[s->buf_block[b]] *
+                                   hrd_plan_value_size(&op->sig, &op->plan, s->buf_value[b]));
     }
     for (uint32_t i = 0; i < s->nsteps; i++)
         if (s->steps[i].buf != HRD_NONE) {
@@ -519,14 +514,13 @@ static void place_steps(struct aunit *u)
     if (buf != stack)
         free(buf);
     for (uint32_t p = 0; p < c->nnodes; p++) {
-        uint64_t at = op->plan.eager
-                          ? c->eager_off[p] + (op->op % HRP_EAGER_SLOTS) * (uint64_t)c->env.eager_limit
-                          : u->recv_off[p];
+        uint64_t at =
+            op->plan.eager ? c->eager_off[p] + op->op % HRP_EAGER_SLOTS * hrd_eager_bytes(c) : u->recv_off[p];
         for (uint32_t t = 0; t < s->recvs[p].count; t++) {
             struct astep *st = &u->step[s->list[s->recvs[p].first + t]];
             st->mem = hrd_arena_at(u->recv_pool->arena, at);
             st->pool = u->recv_pool;
-            at += slot_bytes(st->bytes);
+            at += hrd_plan_slot_bytes(st->bytes);
         }
     }
 }
@@ -793,8 +787,10 @@ void hrd_pipeline_eager_arrived(struct acomm *c, uint32_t node, struct aeager *e
 struct astep *hrd_pipeline_place(struct acomm *c, uint32_t node, const struct hrp_frame *f, const char **why)
 {
     struct aunit *u = find_unit(hrd_op_find(c, f->op), f->unit);
-    if (!u || u->op->plan.eager) {
-        *why = "data for a block that was not granted";
+    bool eager = f->type == HRP_FRAME_EAGER;
+    if (!u || u->op->plan.eager != eager) {
+        *why = eager ? "a later eager message of an op that has none here"
+                     : "data for a block that was not granted";
         return NULL;
     }
     const struct hrd_messages *m = &u->sched->recvs[node];
@@ -804,7 +800,7 @@ struct astep *hrd_pipeline_place(struct acomm *c, uint32_t node, const struct hr
     }
     struct astep *st = &u->step[u->sched->list[m->first + f->tag]];
     if (st->state == STEP_DONE || f->len != st->bytes ||
-        f->slot != u->recv_pool->first_slot + u->recv_off[node] + slot_of(u, m, f->tag)) {
+        (!eager && f->slot != u->recv_pool->first_slot + u->recv_off[node] + slot_of(u, m, f->tag))) {
         *why = st->state == STEP_DONE ? "the same block twice" : "data of a wrong length or for a wrong slot";
         return NULL;
     }

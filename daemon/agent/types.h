@@ -383,6 +383,12 @@ static inline void *xalloc(size_t n, size_t size)
     return p;
 }
 
+/* Of an eager slot. */
+static inline uint64_t hrd_eager_bytes(const struct acomm *c)
+{
+    return HRD_EAGER_MESSAGES * hrd_plan_slot_bytes(c->env.eager_limit);
+}
+
 /* agent.c */
 void hrd_agent_emit(struct hrd_agent *a, enum hrd_event_type type, uint64_t sid, uint64_t comm, uint32_t id,
                     uint32_t status, const char *text);
@@ -444,7 +450,7 @@ void hrd_pipeline_admit(struct hrd_agent *a);
 void hrd_pipeline_credit(struct acomm *c, uint32_t node, const struct hrp_frame *f);
 void hrd_pipeline_watermark(struct acomm *c, uint32_t node, uint64_t wm);
 void hrd_pipeline_eager_arrived(struct acomm *c, uint32_t node, struct aeager *e);
-/* DATA: the step it belongs to, or NULL with *why. */
+/* DATA, and EAGER but for a sender's first of an op: the step it belongs to, or NULL with *why. */
 struct astep *hrd_pipeline_place(struct acomm *c, uint32_t node, const struct hrp_frame *f, const char **why);
 int hrd_pipeline_data_arrived(struct acomm *c, uint32_t node, const struct hrp_frame *f, const char **why);
 /* One engine work of a step is finished. */

@@ -297,7 +297,8 @@ uint32_t sim_comm(struct sim *s, uint64_t id, uint32_t slot, const struct sim_op
                                      .unit_bytes = o->unit_bytes ? o->unit_bytes : 256 << 10,
                                      .unit_min_bytes = o->unit_min_bytes ? o->unit_min_bytes : 64 << 10,
                                      .latency_ns = 20000,
-                                     .bandwidth = UINT64_C(2000000000)};
+                                     .bandwidth = UINT64_C(2000000000),
+                                     .eager_blocks = true};
         want[n] = s->node[n].comms_ready + 1;
         hrd_agent_comm_add(s->node[n].agent, &spec);
     }

@@ -62,6 +62,7 @@ struct w_acomm {
     unsigned nnodes;
     uint32_t peer[W_NODES];
     struct hrp_comm_config config;
+    bool eager_blocks;
 };
 
 struct w_node {
@@ -79,6 +80,7 @@ struct w_node {
     bool verbs;            /* its links are; otherwise tcp, because of: */
     const char *no_verbs;
     const char *mending;   /* the path of its links is away */
+    unsigned behind;       /* by so many minor versions */
     bool no_dial[W_NODES]; /* connections to that node are not answered */
     char name[HRP_PEER_NAME];
     unsigned adds;
@@ -152,7 +154,7 @@ bool hrd_peer_info(struct hrd_daemon *d, uint32_t no, struct hrd_peer_info *out)
         return false;
     addr[i] = w_addr(i);
     *out = (struct hrd_peer_info){.no = no,
-                                  .minor = w_minor,
+                                  .minor = w_minor - w[i].behind,
                                   .instance = w[i].d.instance,
                                   .name = w[i].name,
                                   .where = "somewhere",
@@ -345,7 +347,8 @@ void hrd_agent_comm_add(struct hrd_agent *a, const struct hrd_comm_spec *spec)
                           .comm = spec->comm,
                           .nlocal = spec->nlocal,
                           .nnodes = spec->nnodes,
-                          .config = spec->config};
+                          .config = spec->config,
+                          .eager_blocks = spec->eager_blocks};
     memcpy(c->local, spec->local, spec->nlocal * sizeof(c->local[0]));
     memcpy(c->peer, spec->peer_of_node, spec->nnodes * sizeof(c->peer[0]));
     for (unsigned p = 0; p < spec->nnodes; p++)

@@ -131,7 +131,7 @@ static void all_shapes(uint32_t nnodes, uint32_t nranks, const uint32_t *map, ui
     struct sim_options o = {.pool_bytes = 16 << 20};
     o.comm.algo = algo;
     o.comm.reproducible = algo > HRP_ALGO_GATHER ? HRP_OFF : HRP_ON;
-    static const uint64_t counts[] = {0, 1, 17, 1000, 1025, 20000, 100003, 300001};
+    static const uint64_t counts[] = {0, 1, 17, 1000, 1025, 3000, 20000, 100003, 300001};
     sim_start(s, nnodes, nranks, map, &o);
     assert_int_equal(sim_comm(s, 77, 0, &o), HRP_OK);
     barrier(s, 0);
@@ -574,6 +574,39 @@ static void test_back_to_back(void **state)
     free(s);
 }
 
+/* Eager blocks of as many ops as there are slots, a partial and a result of each peer in each: none lies over another. */
+static void test_eager_blocks(void **state)
+{
+    (void)state;
+    enum { OPS = HRP_EAGER_SLOTS + 2, COUNT = 3000, EACH = COUNT * 4 };
+    static const uint32_t map[3] = {0, 1, 2};
+    struct sim *s = calloc(1, sizeof(*s));
+    struct sim_options o = {.pool_bytes = 2 * OPS * EACH};
+    struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = COUNT, .dtype = HRP_F32, .redop = HRP_SUM};
+    uint64_t op[OPS][3];
+    sim_start(s, 3, 3, map, &o);
+    assert_int_equal(sim_comm(s, 9, 0, &o), HRP_OK);
+    for (unsigned round = 0; round < 200; round++) {
+        for (uint32_t r = 0; r < 3; r++)
+            for (unsigned k = 0; k < OPS; k++) {
+                float *in = (float *)(void *)(s->rank[r].pool + 2 * k * EACH);
+                for (unsigned i = 0; i < COUNT; i++)
+                    in[i] = (float)(round + 1000 * k + i + r);
+                op[k][r] = sim_post(s, r, 0, &sig, 2 * k * EACH, (2 * k + 1) * EACH);
+            }
+        for (unsigned k = 0; k < OPS; k++)
+            for (uint32_t r = 0; r < 3; r++) {
+                assert_int_equal(sim_wait(s, r, 0, op[k][r], NULL), HRP_OK);
+                const float *out = (const float *)(const void *)(s->rank[r].pool + (2 * k + 1) * EACH);
+                for (unsigned i = 0; i < COUNT; i++)
+                    if (out[i] != (float)(3 * (round + 1000 * k + i) + 3))
+                        fail_msg("op %u rank %u element %u is %f", k, r, i, (double)out[i]);
+            }
+    }
+    sim_stop(s);
+    free(s);
+}
+
 /* Nothing of any link is left; and the flow control did its work. */
 static int all_freed(void **state)
 {
@@ -605,12 +638,13 @@ int main(void)
         cmocka_unit_test(test_leave),
         cmocka_unit_test(test_arena_too_small),
         cmocka_unit_test(test_back_to_back),
+        cmocka_unit_test(test_eager_blocks),
     };
     /* Where it matters who moves the bytes. */
     const struct CMUnitTest with_io[] = {
         cmocka_unit_test(test_two_nodes),    cmocka_unit_test(test_no_deadlock_at_minimum),
         cmocka_unit_test(test_rank_dies),    cmocka_unit_test(test_link_lost),
-        cmocka_unit_test(test_back_to_back),
+        cmocka_unit_test(test_back_to_back), cmocka_unit_test(test_eager_blocks),
     };
     int failed = cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
     sim_tcp_io = hrd_tcp_io_new(2, 20);

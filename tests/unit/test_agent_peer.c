@@ -149,6 +149,7 @@ enum kind {
     EAGER_TOO_LARGE,
     EAGER_TOO_EARLY,
     EAGER_ON_TWO,
+    EAGER_LATER,
     TEXT_TOO_LONG,
     TEXT_ON_STREAM_1,
     BEHIND_MARK,
@@ -158,9 +159,9 @@ enum kind {
 };
 
 static const char *const words[NKINDS] = {
-    "malformed", "malformed", "malformed", "not granted",     "wrong slot",  "wrong length",
-    "tag",       "twice",     "granted",   "exist",           "eager_limit", "slot",
-    "in use",    "malformed", "stream 0",  "behind the mark", "closed",      "closed"};
+    "malformed", "malformed", "malformed",       "not granted", "wrong slot", "wrong length", "tag",
+    "twice",     "granted",   "exist",           "eager_limit", "slot",       "in use",       "later",
+    "malformed", "stream 0",  "behind the mark", "closed",      "closed"};
 
 static void misbehave(struct victim *v, enum kind kind)
 {
@@ -220,6 +221,11 @@ static void misbehave(struct victim *v, enum kind kind)
         f.len = 64;
         send_all(v->fd[0], &f, sizeof(f));
         send_all(v->fd[0], payload, 32);
+        break;
+    case EAGER_LATER: /* an answer to nothing */
+        f.type = HRP_FRAME_EAGER;
+        f.tag = 1;
+        f.len = 64;
         break;
     case TEXT_TOO_LONG:
         f.type = HRP_FRAME_COMM_FAIL;

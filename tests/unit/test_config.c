@@ -57,7 +57,7 @@ static void test_defaults(void **state)
     assert_int_equal(c.op_timeout_ms, 600000);
     assert_int_equal(c.arena_bytes, 64 << 20);
     assert_int_equal(c.unit_min_bytes, 256 << 10);
-    assert_int_equal(c.eager_limit, 16 << 10);
+    assert_int_equal(c.eager_limit, 24 << 10);
     assert_int_equal(c.bandwidth, 0);
     assert_true(c.reproducible);
     assert_false(c.wire_f32);

@@ -374,6 +374,27 @@ static void test_what_this_version_cannot(void **state)
     w_end();
 }
 
+/* Plans of all nodes are alike, so what one of them does not know is used by none. */
+static void test_older_node(void **state)
+{
+    (void)state;
+    static const char *const name[2] = {"alike", "older"};
+    for (int older = 0; older < 2; older++) {
+        w_begin(16);
+        w[2].behind = older ? HRP_PEER_MINOR - HRP_PEER_MINOR_EAGER_BLOCKS + 1 : 0;
+        for (int i = 0; i < 3; i++) {
+            rank[i] = w_process(i, 1000);
+            struct hrp_msg_join j = w_join_of(name[older], 0, (uint32_t)i, 3);
+            w_join_msg(rank[i], &j);
+        }
+        w_settle();
+        all_joined(3);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(w[i].comm[0].eager_blocks, !older);
+        w_end();
+    }
+}
+
 /* What the links are decides, for all ranks alike and at once. */
 static void test_transport(void **state)
 {
@@ -599,6 +620,7 @@ int main(void)
         cmocka_unit_test(test_wrong_world_size),
         cmocka_unit_test(test_wrong_configuration),
         cmocka_unit_test(test_what_this_version_cannot),
+        cmocka_unit_test(test_older_node),
         cmocka_unit_test(test_transport),
         cmocka_unit_test(test_class),
         cmocka_unit_test(test_no_slot),

@@ -406,7 +406,7 @@ static void test_roster_fields(void **state)
     WRONG(HRP_PEER_ROSTER, m.body.roster.node = NNODES);
     WRONG(HRP_PEER_ROSTER, m.body.roster.nlocal = 0);
     WRONG(HRP_PEER_ROSTER, m.body.roster.nlocal = 1);
-    WRONG(HRP_PEER_ROSTER, m.body.roster.reserved = 1);
+    WRONG(HRP_PEER_ROSTER, m.body.roster.plan = HRP_PLAN_BITS + 1);
     WRONG(HRP_PEER_ROSTER, m.body.roster.unit_bytes = 0);
     WRONG(HRP_PEER_ROSTER, m.body.roster.unit_min_bytes = 0);
     WRONG(HRP_PEER_ROSTER, m.body.roster.bandwidth = 0);

@@ -146,6 +146,7 @@ static void random_config(struct roster *r)
     r->env.unit_bytes = units[sim_random(&seed) % 6];
     r->env.unit_min_bytes = units[sim_random(&seed) % 6];
     r->env.eager_limit = (uint32_t)units[sim_random(&seed) % 4];
+    r->env.eager_blocks = sim_random(&seed) % 2;
     r->env.wire_f32 = sim_random(&seed) % 2;
     r->env.reproducible = sim_random(&seed) % 2;
     r->env.latency_ns = UINT64_C(1) << sim_random(&seed) % 24;
@@ -247,6 +248,19 @@ struct sizes {
     uint64_t send_bufs, slots, tx, rx, message;
 };
 
+/* What is eager and not a sender's first must be an answer to what the receiver sent. */
+static void check_answers(const struct hrd_schedule *s)
+{
+    for (uint32_t p = 0; p < s->key.nnodes; p++) {
+        assert_true(s->recvs[p].count <= HRD_EAGER_MESSAGES);
+        for (uint32_t t = 1; t < s->recvs[p].count; t++) {
+            assert_int_equal(s->steps[s->list[s->recvs[p].first + t]].value, HRD_VALUE_RESULT);
+            assert_true(s->sends[p].count > 0 &&
+                        s->steps[s->list[s->sends[p].first]].value == HRD_VALUE_PARTIAL);
+        }
+    }
+}
+
 static struct sizes sizes_of(const struct roster *r, const struct hrp_sig *sig, const struct hrd_plan *plan,
                              uint64_t unit, uint32_t me)
 {
@@ -270,6 +284,8 @@ static struct sizes sizes_of(const struct roster *r, const struct hrp_sig *sig, 
             z.message = bytes;
     }
     z.rx = z.slots;
+    if (plan->eager)
+        check_answers(s);
     hrd_schedule_free(s);
     return z;
 }
@@ -278,6 +294,7 @@ static void test_bounds(void **state)
 {
     (void)state;
     struct roster r;
+    unsigned seen[HRD_NALGOS] = {0};
     for (int i = 0; i < 1500; i++) {
         uint32_t n = 2 + (uint32_t)(sim_random(&seed) % (i % 8 ? 8 : 63));
         roster_init(&r, n, n + (uint32_t)(sim_random(&seed) % 60), (enum map)(sim_random(&seed) % NMAPS));
@@ -286,18 +303,28 @@ static void test_bounds(void **state)
                                     (unsigned)(sim_random(&seed) % HRP_NDTYPES), sim_random(&seed) % 3000000);
         if (i % 3 == 0)
             sig.count %= 300;
+        if (i % 3 == 1) { /* where messages are eager and the op is not */
+            sig.count %= 20000;
+            r.env.unit_bytes = r.env.unit_min_bytes = 1 << 20;
+            r.env.eager_limit = 20000;
+        }
         struct hrd_plan plan = plan_of(&r, &sig);
         uint32_t me = (uint32_t)(i % 2 ? 0 : sim_random(&seed) % n);
         struct sizes z = sizes_of(&r, &sig, &plan, 0, me);
         if (plan.eager) {
-            assert_int_equal(plan.algo, HRD_ALGO_GATHER);
             assert_int_equal(plan.nunits, 1);
             assert_true(r.env.eager_limit > 0 && z.message <= r.env.eager_limit);
+            seen[plan.algo]++;
+            if (plan.algo == HRD_ALGO_GATHER)
+                continue;
+            assert_true(r.env.eager_blocks && plan.algo == HRD_ALGO_DIRECT);
+            assert_true(z.send_bufs <= hrd_plan_send_max(&r.env));
             continue;
         }
         assert_true(z.send_bufs <= hrd_plan_send_max(&r.env));
         assert_true(z.slots <= hrd_plan_recv_max(&r.env));
     }
+    assert_true(seen[HRD_ALGO_DIRECT] > 10 && seen[HRD_ALGO_GATHER] > 100);
 }
 
 /* What all units together put on the wire at each node. */
@@ -366,6 +393,34 @@ static void test_threshold(void **state)
         expect(&r, sig_of(HRP_BROADCAST, dtype, fits), HRD_ALGO_GATHER, 1);
         r.env.eager_limit = 0;
         expect(&r, sig_of(HRP_ALL_REDUCE, dtype, 1), HRD_ALGO_DIRECT, 0);
+    }
+}
+
+/* Blocks of direct are eager where every node knows that and the op is one unit. */
+static void test_eager_blocks(void **state)
+{
+    (void)state;
+    struct roster r;
+    for (unsigned dtype = 0; dtype < HRP_NDTYPES; dtype++) {
+        roster_init(&r, 4, 12, MAP_UNEQUAL);
+        uint64_t fits = r.env.eager_limit / hrp_dtype_size(dtype) * 4;
+        expect(&r, sig_of(HRP_ALL_REDUCE, dtype, fits), HRD_ALGO_DIRECT, 0); /* not all nodes know them */
+        r.env.eager_blocks = 1;
+        expect(&r, sig_of(HRP_ALL_REDUCE, dtype, fits), HRD_ALGO_DIRECT, 1);
+        expect(&r, sig_of(HRP_ALL_REDUCE, dtype, fits + 1), HRD_ALGO_DIRECT, 0);
+        expect(&r, sig_of(HRP_BROADCAST, dtype, fits), HRD_ALGO_DIRECT, 0);
+        expect(&r, sig_of(HRP_REDUCE_SCATTER, dtype, fits / 4), HRD_ALGO_DIRECT, 0);
+        uint64_t direct = plan_of(&r, &(struct hrp_sig){.count = fits, .dtype = (uint8_t)dtype}).model_ns;
+        r.env.eager_blocks = 0;
+        uint64_t asked = plan_of(&r, &(struct hrp_sig){.count = fits, .dtype = (uint8_t)dtype}).model_ns;
+        assert_int_equal(asked - direct, r.env.latency_ns); /* nobody waits for room */
+        /* What would be several units stays so. */
+        r.env.eager_blocks = 1;
+        r.env.eager_limit = 1 << 20;
+        r.env.algo = HRD_ALGO_DIRECT;
+        expect(&r, sig_of(HRP_ALL_REDUCE, dtype, (64 << 10) / hrp_dtype_size(dtype)), HRD_ALGO_DIRECT, 1);
+        expect(&r, sig_of(HRP_ALL_REDUCE, dtype, (64 << 10) / hrp_dtype_size(dtype) + 64), HRD_ALGO_DIRECT,
+               0);
     }
 }
 
@@ -609,14 +664,14 @@ static void test_replaced(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cover),        cmocka_unit_test(test_cover_large),
-        cmocka_unit_test(test_unit_size),    cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_wire_bytes),   cmocka_unit_test(test_threshold),
-        cmocka_unit_test(test_bytes_decide), cmocka_unit_test(test_gather_is_small),
-        cmocka_unit_test(test_plan_is_pure), cmocka_unit_test(test_wire_dtype),
-        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_roster_check),
-        cmocka_unit_test(test_replaced),     cmocka_unit_test(test_model_decides),
-        cmocka_unit_test(test_tree_units),
+        cmocka_unit_test(test_cover),           cmocka_unit_test(test_cover_large),
+        cmocka_unit_test(test_unit_size),       cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_wire_bytes),      cmocka_unit_test(test_threshold),
+        cmocka_unit_test(test_eager_blocks),    cmocka_unit_test(test_bytes_decide),
+        cmocka_unit_test(test_gather_is_small), cmocka_unit_test(test_plan_is_pure),
+        cmocka_unit_test(test_wire_dtype),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_roster_check),    cmocka_unit_test(test_replaced),
+        cmocka_unit_test(test_model_decides),   cmocka_unit_test(test_tree_units),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
