@@ -75,7 +75,7 @@ struct hrd_config {
     bool reproducible;
     bool wire_f32;
     uint64_t unit_bytes;
-    uint64_t unit_min_bytes;
+    uint64_t unit_min_bytes; /* 0: auto, see hrd_config_unit_min() */
     uint64_t chunk_bytes;
     uint64_t eager_limit; /* bytes */
 
@@ -94,6 +94,8 @@ void hrd_config_defaults(struct hrd_config *c);
 int hrd_config_load(struct hrd_config *c, const char *path, hrd_config_report *report, void *ctx);
 /* One key; 0, or -EINVAL with a sentence. Does not check keys against each other. */
 int hrd_config_set(struct hrd_config *c, const char *name, const char *value, char *err, size_t errlen);
+/* unit_min, with "auto" resolved for this machine and unit_size. */
+uint64_t hrd_config_unit_min(const struct hrd_config *c);
 /* What one key alone cannot know (unit_min above unit_size, ...). Returns the number of problems. */
 int hrd_config_check(const struct hrd_config *c, hrd_config_report *report, void *ctx);
 /* A value of the key `transport`, of a communicator's config too: "auto", "tcp", "verbs". */

@@ -14,6 +14,7 @@ enum hrd_key_type {
     HRD_KEY_AUTOUINT,
     HRD_KEY_OPTUINT,
     HRD_KEY_SIZE,
+    HRD_KEY_AUTOSIZE,
     HRD_KEY_TIME,
     HRD_KEY_RATE,
     HRD_KEY_BOOL,

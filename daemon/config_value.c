@@ -113,8 +113,10 @@ const char *hrd_key_allowed(const struct hrd_key *key, char *buf, size_t len)
                  key->min, key->max);
         break;
     case HRD_KEY_SIZE:
-        snprintf(buf, len, "bytes, or a whole number with K, M, G or T (powers of 1024), from %s to %s",
-                 hrd_size_text(key->min, lo, sizeof(lo)), hrd_size_text(key->max, hi, sizeof(hi)));
+    case HRD_KEY_AUTOSIZE:
+        snprintf(buf, len, "%sbytes, or a whole number with K, M, G or T (powers of 1024), from %s to %s",
+                 key->type == HRD_KEY_AUTOSIZE ? "auto, " : "", hrd_size_text(key->min, lo, sizeof(lo)),
+                 hrd_size_text(key->max, hi, sizeof(hi)));
         break;
     case HRD_KEY_TIME:
         snprintf(buf, len, "a whole number with its unit (ms, s, min or h), from %s to %s",
@@ -438,6 +440,14 @@ static uint64_t auto_number(const struct hrd_key *key)
     return 200; /* spin_us: a hand-over to a sleeper costs up to 50 us, and a daemon waits for several in one op */
 }
 
+uint64_t hrd_config_unit_min(const struct hrd_config *c)
+{
+    if (c->unit_min_bytes != 0)
+        return c->unit_min_bytes;
+    uint64_t bytes = UINT64_C(1) << (auto_io_threads(usable_cores()) > 0 ? 18 : 19);
+    return bytes < c->unit_bytes ? bytes : c->unit_bytes;
+}
+
 static bool set_name(struct hrd_config *c, const struct hrd_key *key, const char *value)
 {
     char host[65] = "";
@@ -457,7 +467,7 @@ static bool set_number(struct hrd_config *c, const struct hrd_key *key, const ch
         store(c, key, auto_number(key));
         return true;
     }
-    if (key->type == HRD_KEY_RATE && strcmp(value, "auto") == 0) {
+    if ((key->type == HRD_KEY_RATE || key->type == HRD_KEY_AUTOSIZE) && strcmp(value, "auto") == 0) {
         store(c, key, 0);
         return true;
     }
@@ -465,7 +475,7 @@ static bool set_number(struct hrd_config *c, const struct hrd_key *key, const ch
         store(c, key, UINT32_MAX);
         return true;
     }
-    if (key->type == HRD_KEY_SIZE)
+    if (key->type == HRD_KEY_SIZE || key->type == HRD_KEY_AUTOSIZE)
         ok = parse_size(value, &v);
     else if (key->type == HRD_KEY_TIME)
         ok = parse_time(value, &v);
@@ -500,6 +510,7 @@ bool hrd_value_set(struct hrd_config *c, const struct hrd_key *key, const char *
     case HRD_KEY_OPTUINT:
     case HRD_KEY_PORT:
     case HRD_KEY_SIZE:
+    case HRD_KEY_AUTOSIZE:
     case HRD_KEY_TIME:
     case HRD_KEY_RATE:
         return set_number(c, key, value);
@@ -574,7 +585,7 @@ const char *hrd_value_text(const struct hrd_config *c, const struct hrd_key *key
         break;
     }
     v = load(c, key);
-    if (key->type == HRD_KEY_SIZE)
+    if (key->type == HRD_KEY_SIZE || (key->type == HRD_KEY_AUTOSIZE && v != 0))
         return hrd_size_text(v, buf, len);
     if (key->type == HRD_KEY_TIME)
         return hrd_time_text(v, buf, len);
@@ -582,7 +593,7 @@ const char *hrd_value_text(const struct hrd_config *c, const struct hrd_key *key
         rate_text(v, buf, len);
         return buf;
     }
-    if (key->type == HRD_KEY_OPTUINT && v == UINT32_MAX) {
+    if (key->type == HRD_KEY_AUTOSIZE || (key->type == HRD_KEY_OPTUINT && v == UINT32_MAX)) {
         snprintf(buf, len, "auto");
         return buf;
     }

@@ -250,7 +250,7 @@ void hrd_rset_send_roster(struct hrd_daemon *d, struct rset *s)
     b->nnodes = s->nnodes;
     b->eager_limit = (uint32_t)d->cfg.eager_limit;
     b->unit_bytes = d->cfg.unit_bytes;
-    b->unit_min_bytes = d->cfg.unit_min_bytes;
+    b->unit_min_bytes = hrd_config_unit_min(&d->cfg);
     b->latency_ns = latency_ns(d, s);
     b->bandwidth = d->cfg.bandwidth != 0 ? d->cfg.bandwidth : hrd_peers_link_speed(d);
     b->plan = all_know(d, s, HRP_PEER_MINOR_EAGER_BLOCKS) ? HRP_PLAN_EAGER_BLOCKS : 0;

@@ -108,7 +108,7 @@ static int start_agent(struct service *s, char *err, size_t errlen)
         .spin_always = io_threads(c) > 0, /* which wait for the agent between any two frames */
         .depth = io_threads(c) > 0 ? IO_DEPTH : 0,
         .unit_bytes = c->unit_bytes,
-        .unit_min_bytes = c->unit_min_bytes,
+        .unit_min_bytes = hrd_config_unit_min(c),
         .chunk_bytes = c->chunk_bytes,
         .eager_limit = (uint32_t)c->eager_limit,
         .stall_warning_ms = c->stall_warning_ms,

@@ -56,7 +56,11 @@ static void test_defaults(void **state)
     assert_int_equal(c.peer_timeout_ms, 10000);
     assert_int_equal(c.op_timeout_ms, 600000);
     assert_int_equal(c.arena_bytes, 64 << 20);
-    assert_int_equal(c.unit_min_bytes, 256 << 10);
+    assert_true(hrd_config_unit_min(&c) == (c.io_threads ? 256 : 512) << 10);
+    c.unit_bytes = 128 << 10;
+    assert_int_equal(hrd_config_unit_min(&c), 128 << 10); /* never a contradiction of the two */
+    assert_int_equal(hrd_config_check(&c, NULL, NULL), 0);
+    hrd_config_defaults(&c);
     assert_int_equal(c.eager_limit, 24 << 10);
     assert_int_equal(c.bandwidth, 0);
     assert_true(c.reproducible);
@@ -93,6 +97,10 @@ static const struct {
     {"arena_size", "-4M", NULL},
     {"arena_size", "", NULL},
     {"arena_size", "1M", NULL},
+    {"unit_min", "auto", "auto"},
+    {"unit_min", "4K", "4K"},
+    {"unit_min", "0", NULL},
+    {"unit_min", "any", NULL},
     {"peer_timeout", "1s", "1s"},
     {"peer_timeout", "1500ms", "1500ms"},
     {"peer_timeout", "2 min", "2min"},
@@ -272,8 +280,9 @@ static void test_keys_against_each_other(void **state)
     struct hrd_config c;
     struct heard h;
     (void)state;
-    assert_int_equal(load(&c, FILE_TEXT("unit_size = 128K\n"), &h), 1);
+    assert_int_equal(load(&c, FILE_TEXT("unit_size = 128K\nunit_min = 256K\n"), &h), 1);
     assert_non_null(strstr(h.text, "unit_min (256K) must not be larger than unit_size (128K)"));
+    assert_int_equal(load(&c, FILE_TEXT("unit_size = 128K\n"), &h), 0); /* unit_min follows it */
     assert_int_equal(load(&c, FILE_TEXT("algorithm = ring\n"), &h), 1);
     assert_non_null(strstr(h.text, "reproducible = off"));
     assert_int_equal(load(&c, FILE_TEXT("algorithm = ring\nreproducible = off\n"), &h), 0);
