@@ -10,6 +10,7 @@
 #   tests/lib/               helpers that C tests link
 #   tests/sim/fake_cuda/     libcuda_fake.so.1, a CUDA driver without a GPU
 #   tests/sim/fake_ibverbs/  fake_ibverbs/libibverbs.so.1, verbs without a device
+#   tests/sim/fake_rdmacm/   fake_rdmacm/librdmacm.so.1, RDMA-CM without an address
 #   tests/unit/test_X.c      one cmocka program each, linked with every part as archives
 #   tests/cluster|fault/X.c  programs that use the library as a job would
 #   tests/gpu/X.c            programs for machines with GPUs (make test-gpu)
@@ -152,6 +153,7 @@ TESTLIB_SRC := $(sort $(wildcard tests/lib/*.c))
 SIM_SRC := $(sort $(wildcard tests/sim/*.c))
 FAKE_CUDA_SRC := $(sort $(wildcard tests/sim/fake_cuda/*.c))
 FAKE_IBVERBS_SRC := $(sort $(wildcard tests/sim/fake_ibverbs/*.c))
+FAKE_RDMACM_SRC := $(sort $(wildcard tests/sim/fake_rdmacm/*.c))
 # The kernels' own source compiled for the CPU, see there.
 EMULATED_SRC := $(wildcard tests/sim/cuda_emulated.cpp)
 UNIT_SRC := $(sort $(wildcard tests/unit/test_*.c))
@@ -165,8 +167,8 @@ MPICC := $(shell command -v mpicc 2>/dev/null)
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 
 ALL_SRC := $(PROTO_SRC) $(KERNELS_SRC) $(DAEMON_SRC) $(CTL_SRC) $(CLIENT_SRC) $(PERF_SRC) $(EXAMPLE_SRC) \
-           $(TESTLIB_SRC) $(SIM_SRC) $(FAKE_CUDA_SRC) $(FAKE_IBVERBS_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) $(BENCH_SRC) \
-           $(GPU_TEST_SRC)
+           $(TESTLIB_SRC) $(SIM_SRC) $(FAKE_CUDA_SRC) $(FAKE_IBVERBS_SRC) $(FAKE_RDMACM_SRC) $(UNIT_SRC) $(JOB_TEST_SRC) \
+           $(BENCH_SRC) $(GPU_TEST_SRC)
 
 PARTS := $(if $(PROTO_SRC),proto) $(if $(KERNELS_SRC),kernels) $(if $(DAEMON_SRC),daemon)
 HREDUCED := $(if $(wildcard daemon/main.c),$(BUILD)/hreduced)
@@ -179,6 +181,7 @@ JOB_TESTS := $(JOB_TEST_SRC:%.c=$(BUILD)/%)
 GPU_TESTS := $(GPU_TEST_SRC:%.c=$(BUILD)/%)
 FAKE_CUDA := $(if $(FAKE_CUDA_SRC),$(BUILD)/tests/libcuda_fake.so.1 $(BUILD)/tests/libcuda_fake_old.so.1)
 FAKE_IBVERBS := $(if $(FAKE_IBVERBS_SRC),$(BUILD)/tests/fake_ibverbs/libibverbs.so.1)
+FAKE_RDMACM := $(if $(FAKE_RDMACM_SRC),$(BUILD)/tests/fake_rdmacm/librdmacm.so.1)
 BENCHES := $(BENCH_SRC:%.c=$(BUILD)/%) $(if $(MPICC),$(MPI_SRC:%.c=$(BUILD)/%))
 FUZZERS := $(FUZZ_SRC:%.c=$(BUILD)/%)
 
@@ -187,7 +190,7 @@ FUZZERS := $(FUZZ_SRC:%.c=$(BUILD)/%)
 all: $(HREDUCED) $(HREDUCECTL) $(LIBHCLIENT) $(PERF) $(EXAMPLES) $(PARTS:%=$(BUILD)/obj/lib%.a)
 bench: all $(BENCHES)
 # Benchmarks are compiled with the tests so that they do not rot; nobody measures a sanitized build.
-tests: all $(UNIT_TESTS) $(JOB_TESTS) $(FAKE_CUDA) $(FAKE_IBVERBS) $(GPU_TESTS) $(if $(SANITIZE),,$(BENCHES))
+tests: all $(UNIT_TESTS) $(JOB_TESTS) $(FAKE_CUDA) $(FAKE_IBVERBS) $(FAKE_RDMACM) $(GPU_TESTS) $(if $(SANITIZE),,$(BENCHES))
 
 # ---------------------------------------------------------------- rules: objects and archives
 
@@ -301,6 +304,8 @@ $(FAKE_CUDA): $(call objs,$(FAKE_CUDA_SRC)) $(call lib,kernels proto) tests/sim/
 
 # Verbs without a device, in a directory of its own: daemons find it there before the real one (LD_LIBRARY_PATH).
 $(FAKE_IBVERBS): $(call objs,$(FAKE_IBVERBS_SRC))
+$(FAKE_RDMACM): $(call objs,$(FAKE_RDMACM_SRC))
+$(FAKE_IBVERBS) $(FAKE_RDMACM):
 	@mkdir -p $(@D)
 	$(call quiet,LD)$(CC) $(CFLAGS_ALL) -shared -Wl,-soname,$(@F) $(SHARED_LDFLAGS) $(LDFLAGS_ALL) -o $@ $^
 

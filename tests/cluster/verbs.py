@@ -167,6 +167,32 @@ def test_partition_by_value():
         check("InfiniBand, LID" in exchange(job)[1]["address"], f"{exchange(job)}")
 
 
+def test_no_ipoib():
+    """InfiniBand ports whose nodes have no IPoIB address: the daemons exchange LIDs, and say why not RDMA-CM; with nothing but
+    RDMA-CM allowed there are no verbs."""
+    why = "RDMA-CM needs an IP address of port 1 of fakeib0, and this node has none: give its IPoIB interface one"
+    with Cluster(2, env=lambda i: environment("link ib", rdmacm=True)) as cluster:
+        job = Job(cluster, [0, 1], "alloc", 1 << 20)
+        job.check(2, 1 << 18)
+        for i in (0, 1):
+            stage, peer = exchange(job, i)
+            check(stage["used"].startswith("verbs, ") and "wanted" not in stage, f"{stage}")
+            check("connected by exchange instead of RDMA-CM on node" in stage["used"], f"{stage}")
+            check(peer["setup"] == "exchange" and why in peer["setup_reason"], f"{peer}")
+            check("InfiniBand, LID" in peer["address"] and " to LID " in peer["address"], f"{peer}")
+            check(stats(cluster.nodes[i].pid)["bytes"] >= 2 << 20, "the bytes took another way")
+            line = [text for text in cluster.nodes[i].text().splitlines() if "path to node" in text][0]
+            check(why in line, line)
+    for node in (0, 1):
+        lines = ["", ""]
+        lines[node] = "verbs_setup = rdmacm\n"
+        with Cluster(2, lambda i: lines[i], env=lambda i: environment("link ib", rdmacm=True)) as cluster:  # noqa: B023
+            refused(cluster, ["verbs_setup = rdmacm, but node", why], f"0 0 {REQUIRE_VERBS}")
+            job = Job(cluster, [0, 1])
+            job.check()
+            fell_back(cluster, job, [f"node{node}: verbs_setup = rdmacm, but node", why])
+
+
 def test_classes_of_jobs():
     """Each job's service level is on its queue pairs, on both nodes."""
     with cluster_of("", "") as cluster:

@@ -8,11 +8,13 @@ import socket
 from cluster import BUILD, VERBS
 
 DIRECTORY = os.path.join(BUILD, "tests", "fake_ibverbs")
+RDMACM = os.path.join(BUILD, "tests", "fake_rdmacm")
 
 
-def environment(orders=""):
-    """Of a daemon with a fake device; orders: see tests/sim/fake_ibverbs/fake.h."""
-    return {"LD_LIBRARY_PATH": DIRECTORY, "FAKE_VERBS": orders}
+def environment(orders="", rdmacm=False):
+    """Of a daemon with a fake device; orders: see tests/sim/fake_ibverbs/fake.h. rdmacm: with an RDMA-CM that knows no address
+    of the device, rather than without one."""
+    return {"LD_LIBRARY_PATH": f"{DIRECTORY}:{RDMACM}" if rdmacm else DIRECTORY, "FAKE_VERBS": orders}
 
 
 def line_for(nnodes, config):
