@@ -42,14 +42,16 @@ void hrd_vlink_broken(struct vlink *l, const char *why)
     l->base.handler->lost(&l->base, l->port_down ? text : why);
 }
 
+static void read_events(struct vlink *l);
+
 void hrd_vlink_broken_call(struct vlink *l, const char *what, int err)
 {
     char text[160];
+    if (l->state == V_UP || l->state == V_DRAINING)
+        read_events(l); /* a device that is dead says so there, and that is the reason */
     snprintf(text, sizeof(text), "%s failed on %s: %s", what, l->dev.name, strerror(err));
     hrd_vlink_broken(l, text);
 }
-
-static void read_events(struct vlink *l);
 
 /* Nothing can be saved. The first completion that is not merely flushed says more than `hint`. */
 static void broken_by_device(struct vlink *l, const char *hint)

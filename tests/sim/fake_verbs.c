@@ -616,6 +616,8 @@ static int f_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_sen
     struct fqp *q = (struct fqp *)qp;
     fake_verbs_lock();
     int err = refused(FAKE_POST_SEND);
+    if (err == EIO)
+        fake_verbs_raise((struct fctx *)qp->context, IBV_EVENT_DEVICE_FATAL, 1);
     if (!err && q->state != IBV_QPS_RTS && q->state != IBV_QPS_ERR)
         err = EINVAL;
     for (; wr && !err; wr = wr->next) {

@@ -59,7 +59,8 @@ struct hrd_verbs_device fake_verbs_device(void);
 void fake_verbs_add(const struct fake_device *dev);
 /* list_err: what get_device_list() fails with, 0: it works. */
 void fake_verbs_list_error(int list_err);
-/* After `after` more successes the call fails with err, `times` times (0: for ever). */
+/* After `after` more successes the call fails with err, `times` times (0: for ever). FAKE_POST_SEND with EIO: the device is
+   dead, and DEVICE_FATAL comes with it. */
 void fake_verbs_fail(enum fake_call call, unsigned after, int err, unsigned times);
 unsigned fake_verbs_calls(enum fake_call call);
 /* The next `n` sends fail with this status, vendor error 0x81. */

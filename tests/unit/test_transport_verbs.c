@@ -94,15 +94,17 @@ static void test_calls_fail(void **state)
     (void)state;
     static const struct {
         enum fake_call call;
+        int err;
         const char *words;
-    } row[] = {{FAKE_POST_SEND, "posting a send failed on fake0: Cannot allocate memory"},
-               {FAKE_POST_RECV, "posting a receive failed on fake0"},
-               {FAKE_NOTIFY, "arming the completion queue failed"}};
+    } row[] = {{FAKE_POST_SEND, ENOMEM, "posting a send failed on fake0: Cannot allocate memory"},
+               {FAKE_POST_SEND, EIO, "fake0 reports a fatal error (DEVICE_FATAL)"}, /* not what came of it */
+               {FAKE_POST_RECV, ENOMEM, "posting a receive failed on fake0"},
+               {FAKE_NOTIFY, ENOMEM, "arming the completion queue failed"}};
     for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
         struct sim_options o = {0};
         struct sim *s = two_nodes(&o);
         assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
-        fake_verbs_fail(row[i].call, 0, ENOMEM, 0);
+        fake_verbs_fail(row[i].call, 0, row[i].err, 0);
         failed_with(s, HRP_PEER_LOST, row[i].words);
         stop(s);
     }
