@@ -54,12 +54,19 @@ class Result:
 class Job:
     """A command that runs in a machine."""
 
+    # Whether each command is printed with its time: where a case spends its own.
+    verbose = False
+
     def __init__(self, machine, number, command, limit):
         self.machine, self.number, self.command, self.limit = machine, number, command, limit
+        self.began = time.monotonic()
         self.ended = threading.Event()
         self.result = None
 
     def end(self, result):
+        if Job.verbose:
+            command = " ".join(self.command.split())[:120]
+            print(f"        {time.monotonic() - self.began:6.1f} s  {self.machine.name}: {command}", flush=True)
         self.result = result
         self.ended.set()
 
@@ -173,6 +180,15 @@ class Machine:
         except OSError:
             return ""
 
+    def cpu_seconds(self):
+        """What its emulation took, which other load on this machine does not stretch as it does the time."""
+        try:
+            with open(f"/proc/{self.process.pid}/stat", encoding="utf-8") as f:
+                fields = f.read().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def power_off(self):
         self.process.kill()
         self.process.wait(20)
@@ -225,7 +241,8 @@ class Machines:
     def command(self, kernel, m, rxe, memory):
         words = ["console=ttyS0 quiet loglevel=4 panic=-1 oops=panic net.ifnames=0 mitigations=off nokaslr no5lvl",
                  "nowatchdog tsc=reliable random.trust_cpu=on systemd.unit=vm.target systemd.firstboot=no fstab=no",
-                 "systemd.show_status=no", *(f"systemd.mask={unit}" for unit in MASKED),
+                 "systemd.show_status=no systemd.default_timeout_start_sec=600",
+                 *(f"systemd.mask={unit}" for unit in MASKED),
                  f"vm.node={m.number} vm.nodes={self.n} vm.flat={int(self.flat)} vm.rxe={int(rxe)}",
                  *([] if KVM else [f"tsc_early_khz={tsc_khz()}"]),
                  f"vm.dir={os.path.join(HERE, 'guest')} vm.modules={kernel.modules} "]
@@ -258,6 +275,9 @@ class Machines:
 
     def __iter__(self):
         return iter(self.machines)
+
+    def cpu_seconds(self):
+        return sum(m.cpu_seconds() for m in self.machines)
 
     def complaints(self):
         """What the kernels said that no kernel should say."""
