@@ -94,10 +94,11 @@ def stop(nodes):
 
 
 def watchdog(nodes):
-    """A daemon that does not turn any more is killed by systemd and started again."""
+    """A daemon that does not turn any more is killed by systemd and started again. (Stopped, it cannot take the first signal,
+    and need not be given time for that.)"""
     node = nodes[1]
     node.run("mkdir -p /run/systemd/system/hreduced.service.d && "
-             "printf '[Service]\\nWatchdogSec=6s\\n' >/run/systemd/system/hreduced.service.d/test.conf")
+             "printf '[Service]\\nWatchdogSec=8s\\nTimeoutAbortSec=2s\\n' >/run/systemd/system/hreduced.service.d/test.conf")
     node.systemctl("daemon-reload")
     node.systemctl("restart", "hreduced.service")
     pid, before = node.pid(), int(node.show("NRestarts"))

@@ -6,8 +6,8 @@ import time
 from machines import Failed
 from nodes import SOON, Perf, busy, everywhere, expect, path_lines, wait_for
 
-# An error that somebody waits for comes within this, whatever broke: the peer timeout of 10 s, and emulation.
-BROKEN = 120
+# An error that somebody waits for comes within this, whatever broke: the peer timeout of 60 s, and emulation.
+BROKEN = 240
 
 
 def says_verbs(out):
@@ -47,7 +47,7 @@ def by_rdmacm(nodes):
 def connects_and_flaps(nodes, setup, words):
     try:
         connected(nodes, setup, words)
-        return link_flap(nodes, verbs_setup=setup)
+        return link_flap(nodes)
     finally:
         for node in nodes:
             node.configure()
@@ -124,12 +124,8 @@ def moves_or_ends(job, node, began, what):
     return "it went on" if job.running() else ended(job, began, what)
 
 
-def link_flap(nodes, **keys):
-    """The interface goes down for a moment in the middle of an op, for less than peer_timeout: operations go on. The limit is
-    longer than usual because emulated machines are as late with their heartbeats as with everything."""
-    for node in nodes:
-        node.configure(peer_timeout="60s", **keys)
-    everywhere(nodes, "systemctl reload hreduced.service")
+def link_flap(nodes):
+    """The interface goes down for a moment in the middle of an op, for less than peer_timeout: operations go on."""
     job = busy(nodes)
     try:
         began = time.monotonic()
@@ -145,9 +141,6 @@ def link_flap(nodes, **keys):
         took += f", {port['links_interrupted'] - earlier['links_interrupted']} interruption(s)"
     finally:
         job.kill()
-        for node in nodes:
-            node.configure(**keys)
-        everywhere(nodes, "systemctl reload hreduced.service")
     works_again(nodes)
     return took
 
