@@ -570,9 +570,11 @@ static enum ibv_wc_status execute(struct fqp *q, const struct ibv_send_wr *wr)
     if (!(wr->send_flags & IBV_SEND_INLINE) &&
         !find_mr(wr->sg_list->lkey, q->qp.pd, wr->sg_list->addr, wr->sg_list->length))
         return IBV_WC_LOC_PROT_ERR;
-    if (fake_world.down || !to || (to->state != IBV_QPS_RTR && to->state != IBV_QPS_RTS) ||
-        to->rtr.dest_qp_num != q->qp.qp_num)
+    unsigned dev = (unsigned)(((const struct fctx *)q->qp.context)->dev - fake_world.dev);
+    if (fake_world.down || fake_world.dev_down[dev] || !to ||
+        (to->state != IBV_QPS_RTR && to->state != IBV_QPS_RTS) || to->rtr.dest_qp_num != q->qp.qp_num)
         return IBV_WC_RETRY_EXC_ERR;
+    fake_world.dev_bytes[dev] += wr->sg_list->length;
     if (fake_world.lose && fake_world.lose_after-- == 0) {
         fake_world.lose = false;
         if (!fake_world.lose_arrived)

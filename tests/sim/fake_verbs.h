@@ -54,6 +54,18 @@ enum fake_call {
 void fake_verbs_reset(void);
 /* One active RoCE port "fake0" with an IPv4 GID at index 3. */
 void fake_verbs_plain(void);
+/* So many such devices, "fake0", "fake1", ...; lanes: of each, 4 are 12.5 GB/s, 2 half of that; NULL: 4. */
+void fake_verbs_rails(unsigned n, const unsigned *lanes);
+/* The same for one device. Its port: down also for who asks about its state. Gone: with DEVICE_FATAL, and not to be opened. */
+void fake_verbs_device_port(unsigned dev, bool up);
+void fake_verbs_device_gone(unsigned dev, bool gone);
+/* Nothing that it sends is acknowledged, and nobody is told why. */
+void fake_verbs_device_silent(unsigned dev, bool silent);
+/* Payload that queue pairs of this device sent. */
+uint64_t fake_verbs_device_bytes(unsigned dev);
+struct hrd_verbs_device fake_verbs_device_of(const char *name);
+/* False: it cannot be used now. */
+bool fake_verbs_find(const char *name, struct hrd_verbs_device *dev);
 /* The device for conn_new of fake_verbs_plain(). */
 struct hrd_verbs_device fake_verbs_device(void);
 void fake_verbs_add(const struct fake_device *dev);
@@ -107,6 +119,10 @@ const struct hrd_verbs *fake_verbs(void);
 /* Of connections made by fake_verbs_pair(); 10000. */
 extern uint32_t fake_verbs_stall_ms;
 /* Two connected and probed ends over arenas of the caller's. Fails the test if they cannot be. */
+void fake_verbs_pair_on(const struct hrd_verbs_device *dev, struct hrd_verbs_conn **a, void *arena_a,
+                        uint64_t len_a, struct hrd_verbs_conn **b, void *arena_b, uint64_t len_b,
+                        unsigned queues);
+/* The same on fake_verbs_device(). */
 void fake_verbs_pair(struct hrd_verbs_conn **a, void *arena_a, uint64_t len_a, struct hrd_verbs_conn **b,
                      void *arena_b, uint64_t len_b, unsigned queues);
 

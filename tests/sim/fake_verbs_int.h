@@ -76,6 +76,8 @@ struct fake_world {
     bool lose, lose_arrived;
     int cq_limit;
     bool hold, down;
+    bool dev_down[FAKE_DEVICES];      /* of port 1 */
+    uint64_t dev_bytes[FAKE_DEVICES]; /* payload that was sent */
     uint32_t last_key, last_qpn;
     struct ibv_qp_attr last_rtr;
     bool late, damage_in, damage_out;

@@ -2,6 +2,7 @@
 #include "tests/sim/fake_verbs_int.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,6 +22,8 @@ void fake_verbs_reset(void)
     fake_world.wc_errors = fake_world.rnr = 0;
     fake_world.lose = false;
     fake_world.hold = fake_world.down = false;
+    memset(fake_world.dev_down, 0, sizeof(fake_world.dev_down));
+    memset(fake_world.dev_bytes, 0, sizeof(fake_world.dev_bytes));
     fake_world.late = fake_world.damage_in = fake_world.damage_out = false;
     fake_world.gpu_in = fake_world.gpu_out = 0;
     fake_verbs_unlock();
@@ -51,21 +54,53 @@ void fake_verbs_plain(void)
     fake_verbs_add(&d);
 }
 
-struct hrd_verbs_device fake_verbs_device(void)
+void fake_verbs_rails(unsigned n, const unsigned *lanes)
 {
-    struct hrd_verbs_want want = {.device = "auto",
-                                  .port = HRD_VERBS_AUTO,
+    static const char *const names[FAKE_DEVICES] = {"fake0", "fake1", "fake2", "fake3"};
+    fake_verbs_plain();
+    for (unsigned i = 0; i < n; i++) {
+        struct fake_device d = fake_world.dev[0];
+        d.name = names[i];
+        d.port[0].attr.active_width = !lanes || lanes[i] == 4 ? 2 : 16;
+        d.port[0].gid[3].gid.raw[14] = (uint8_t)i; /* 10.0.0.1, 10.0.1.1, ... */
+        if (i == 0)
+            fake_world.dev[0] = d;
+        else
+            fake_verbs_add(&d);
+    }
+}
+
+static int choose(const char *name, struct hrd_verbs_device *dev, char *why, size_t len)
+{
+    struct hrd_verbs_want want = {.port = HRD_VERBS_AUTO,
                                   .gid_index = HRD_VERBS_AUTO,
                                   .pkey = HRD_VERBS_AUTO,
                                   .mtu = HRD_VERBS_AUTO,
                                   .timeout = 14,
                                   .retry = 7,
                                   .queues = 3};
+    snprintf(want.device, sizeof(want.device), "%s", name);
+    return hrd_verbs_choose(fake_verbs(), &want, dev, why, len);
+}
+
+struct hrd_verbs_device fake_verbs_device_of(const char *name)
+{
     struct hrd_verbs_device dev;
     char why[512];
-    if (hrd_verbs_choose(fake_verbs(), &want, &dev, why, sizeof(why)))
+    if (choose(name, &dev, why, sizeof(why)))
         fail_msg("%s", why);
     return dev;
+}
+
+struct hrd_verbs_device fake_verbs_device(void)
+{
+    return fake_verbs_device_of("auto");
+}
+
+bool fake_verbs_find(const char *name, struct hrd_verbs_device *dev)
+{
+    char why[512];
+    return choose(name, dev, why, sizeof(why)) == 0;
 }
 
 void fake_verbs_list_error(int list_err)
@@ -227,13 +262,61 @@ struct ibv_qp_attr fake_verbs_last_rtr(void)
     return a;
 }
 
+static void device_event(unsigned dev, enum ibv_event_type type)
+{
+    for (struct fctx *c = fake_world.contexts; c; c = c->next)
+        if (c->dev == &fake_world.dev[dev])
+            fake_verbs_raise(c, type, 1);
+}
+
+void fake_verbs_device_port(unsigned dev, bool up)
+{
+    fake_verbs_lock();
+    fake_world.dev_down[dev] = !up;
+    fake_world.dev[dev].port[0].attr.state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+    device_event(dev, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
+    fake_verbs_unlock();
+}
+
+void fake_verbs_device_silent(unsigned dev, bool silent)
+{
+    fake_verbs_lock();
+    fake_world.dev_down[dev] = silent;
+    fake_verbs_unlock();
+}
+
+void fake_verbs_device_gone(unsigned dev, bool gone)
+{
+    fake_verbs_lock();
+    fake_world.dev_down[dev] = gone;
+    fake_world.dev[dev].open_err = gone ? ENODEV : 0;
+    if (gone)
+        device_event(dev, IBV_EVENT_DEVICE_FATAL);
+    fake_verbs_unlock();
+}
+
+uint64_t fake_verbs_device_bytes(unsigned dev)
+{
+    fake_verbs_lock();
+    uint64_t n = fake_world.dev_bytes[dev];
+    fake_verbs_unlock();
+    return n;
+}
+
 void fake_verbs_pair(struct hrd_verbs_conn **a, void *arena_a, uint64_t len_a, struct hrd_verbs_conn **b,
                      void *arena_b, uint64_t len_b, unsigned queues)
 {
     struct hrd_verbs_device dev = fake_verbs_device();
+    fake_verbs_pair_on(&dev, a, arena_a, len_a, b, arena_b, len_b, queues);
+}
+
+void fake_verbs_pair_on(const struct hrd_verbs_device *dev, struct hrd_verbs_conn **a, void *arena_a,
+                        uint64_t len_a, struct hrd_verbs_conn **b, void *arena_b, uint64_t len_b,
+                        unsigned queues)
+{
     char why[512] = "?";
-    *a = hrd_verbs_conn_new(&dev, queues, arena_a, len_a, 77, fake_verbs_stall_ms, why, sizeof(why));
-    *b = *a ? hrd_verbs_conn_new(&dev, queues, arena_b, len_b, 77, fake_verbs_stall_ms, why, sizeof(why))
+    *a = hrd_verbs_conn_new(dev, queues, arena_a, len_a, 77, fake_verbs_stall_ms, why, sizeof(why));
+    *b = *a ? hrd_verbs_conn_new(dev, queues, arena_b, len_b, 77, fake_verbs_stall_ms, why, sizeof(why))
             : NULL;
     if (!*b || hrd_verbs_conn_connect(*b, &(*a)->local, false, why, sizeof(why)) ||
         hrd_verbs_conn_connect(*a, &(*b)->local, true, why, sizeof(why)))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The device, its port, and memory regions. */
+/* Devices, their ports, and memory regions. */
 #include "tests/sim/fake_ibverbs/fake.h"
 
 /* The same functions as in verbs.h, with the names of this tree: NOLINTBEGIN(readability-inconsistent-declaration-parameter-name) */
@@ -15,10 +15,7 @@
 /* Of addresses of tests/sim/fake_cuda, which no processor can follow. */
 #define GPU_TAG (UINT64_C(1) << 55)
 
-struct fake_world fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = -1, .listener = -1, .control = -1};
-
-static struct ibv_device device = {
-    .node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fakeib0", .dev_name = "uverbs0"};
+struct fake_world fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = -1, .control = -1};
 
 void fake_lock(void)
 {
@@ -38,14 +35,19 @@ void *fake_need(size_t n)
     return p;
 }
 
-bool fake_port_active(void)
+struct fake_dev *fake_dev_of(const struct ibv_context *ctx)
 {
-    return fake.port == IBV_PORT_ACTIVE && !fake.dead;
+    return (struct fake_dev *)((char *)ctx->device - offsetof(struct fake_dev, ib));
 }
 
-bool fake_take(enum fake_kind kind)
+bool fake_port_active(const struct fake_dev *dev)
 {
-    if (fake.dead) {
+    return dev->port == IBV_PORT_ACTIVE && !dev->dead;
+}
+
+bool fake_take(const struct fake_dev *dev, enum fake_kind kind)
+{
+    if (dev->dead) {
         errno = EIO;
         return false;
     }
@@ -65,13 +67,14 @@ FAKE_API struct ibv_device **ibv_get_device_list(int *n)
         errno = EMFILE;
         return NULL;
     }
-    struct ibv_device **list = fake_need(2 * sizeof(struct ibv_device *));
+    struct ibv_device **list = fake_need((FAKE_DEVICES + 1) * sizeof(struct ibv_device *));
     fake_lock();
-    if (fake.ndevices > 0)
-        list[0] = &device;
+    unsigned found = fake.ndevices;
+    for (unsigned i = 0; i < found; i++)
+        list[i] = &fake.dev[i].ib;
     fake_unlock();
     if (n)
-        *n = list[0] != NULL;
+        *n = (int)found;
     return list;
 }
 
@@ -86,14 +89,14 @@ static int query_port(struct ibv_context *ctx, uint8_t port, struct ibv_port_att
                               .active_mtu = IBV_MTU_4096,
                               .gid_tbl_len = 1,
                               .max_msg_sz = 1u << 30,
-                              .active_width = 2,
                               .active_speed = 32};
-    (void)ctx;
+    const struct fake_dev *dev = fake_dev_of(ctx);
     if (port != 1)
         return EINVAL;
     fake_lock();
-    a.state = fake.port;
-    a.lid = fake.ib ? fake.lid : 0;
+    a.state = dev->port;
+    a.active_width = dev->width;
+    a.lid = fake.ib ? dev->lid : 0;
     a.link_layer = fake.ib ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
     while (a.pkey_tbl_len < FAKE_PKEYS && fake.pkey[a.pkey_tbl_len])
         a.pkey_tbl_len++;
@@ -115,7 +118,8 @@ FAKE_API struct ibv_context *ibv_open_device(struct ibv_device *dev)
     struct fake_ctx *c = fake_need(sizeof(*c));
     int fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
     fake_lock();
-    if (fd < 0 || !fake_take(FAKE_CONTEXT)) {
+    if (fd < 0 ||
+        !fake_take((struct fake_dev *)((char *)dev - offsetof(struct fake_dev, ib)), FAKE_CONTEXT)) {
         int err = errno;
         fake_unlock();
         if (fd >= 0)
@@ -169,11 +173,10 @@ FAKE_API int _ibv_query_gid_ex(struct ibv_context *ctx, uint32_t port, uint32_t 
                                struct ibv_gid_entry *entry, uint32_t flags, size_t len)
 {
     struct ibv_gid_entry e = {.gid_index = index, .port_num = port};
-    (void)ctx;
     if (port != 1 || index != 0 || flags)
         return EINVAL;
     fake_lock();
-    e.gid = fake.gid;
+    e.gid = fake_dev_of(ctx)->gid;
     e.gid_type = fake.ib ? IBV_GID_TYPE_IB : IBV_GID_TYPE_ROCE_V2;
     fake_unlock();
     memcpy(entry, &e, len < sizeof(e) ? len : sizeof(e));
@@ -208,10 +211,11 @@ void fake_event_of(struct ibv_context *ctx, enum ibv_event_type type)
     fake_event(context_of(ctx), type);
 }
 
-void fake_event_all(enum ibv_event_type type)
+void fake_event_all(const struct fake_dev *dev, enum ibv_event_type type)
 {
     for (struct fake_ctx *c = fake.contexts; c; c = c->next)
-        fake_event(c, type);
+        if (fake_dev_of(&c->v.context) == dev)
+            fake_event(c, type);
 }
 
 FAKE_API int ibv_get_async_event(struct ibv_context *ctx, struct ibv_async_event *ev)
@@ -238,7 +242,7 @@ FAKE_API struct ibv_pd *ibv_alloc_pd(struct ibv_context *ctx)
 {
     struct ibv_pd *pd = NULL;
     fake_lock();
-    if (fake_take(FAKE_PD)) {
+    if (fake_take(fake_dev_of(ctx), FAKE_PD)) {
         pd = fake_need(sizeof(*pd));
         pd->context = ctx;
     }
@@ -281,7 +285,7 @@ static struct ibv_mr *make_mr(enum fake_kind kind, struct ibv_pd *pd, uint64_t i
 {
     struct fake_mr *m = NULL;
     fake_lock();
-    if (fake_take(kind)) {
+    if (fake_take(fake_dev_of(pd->context), kind)) {
         m = fake_need(sizeof(*m));
         m->mr =
             (struct ibv_mr){.context = pd->context, .pd = pd, .addr = (void *)(uintptr_t)iova, .length = len};

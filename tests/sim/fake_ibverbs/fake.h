@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A libibverbs without an RDMA device, as a shared object that real daemons load in its place: a directory with it as
- * libibverbs.so.1 in LD_LIBRARY_PATH is all it takes. It works across processes: each has one device with one port and a
- * GID of its own, and queue pairs of different processes reach each other by GID (or LID) and queue pair number.
+ * libibverbs.so.1 in LD_LIBRARY_PATH is all it takes. It works across processes: each has one device (or several: `devices`)
+ * with one port and a GID of its own, and queue pairs of different processes reach each other by GID (or LID) and queue pair number.
  * (tests/sim/fake_verbs.h is the fake for unit tests, which lives inside one process and is ordered about by calls.)
  *
  * One thread a process is its device (wire.c). It moves data over Unix sockets, one connection for each direction of a
@@ -21,19 +21,22 @@
  * A slot of the send queue is free again when its completion, or that of a later request, was polled.
  *
  * Orders, one a line or between semicolons, in FAKE_VERBS at start and to a running process as datagrams to the abstract
- * socket "hreduce-fake-verbs-control-PID", each answered with "ok" or what is wrong:
+ * socket "hreduce-fake-verbs-control-PID", each answered with "ok" or what is wrong; "on N ORDER" is about the device fakeibN,
+ * where one is meant, otherwise it is fakeib0:
  *
  *   port down|up|init    state, and the event; while it is not up nothing is sent or taken
  *   fatal                the device is dead: DEVICE_FATAL, and nothing works any more until `revive`
  *   gid ADDRESS          another address of the port, and the event
- *   devices 0|1          how many there are
+ *   devices N            how many there are, 0 to 4
+ *   lanes 2|4            of its port: half the rate, or all of it
  *   link ethernet|ib     link layer; ib has a LID
  *   pkey VALUE[,VALUE]   the partition table (0xffff)
  *   limit CALL N [ERRNO] of alloc_pd, reg_mr, reg_dmabuf, create_channel, create_cq, create_qp: no more than N at a time
  *                        (ENOMEM); -1: no limit
  *   gpu none|dmabuf|peermem|both   ways that GPU memory (of tests/sim/fake_cuda) can be registered; none
  *   lose N               the acknowledgement of the N-th message from now on is lost, and the path with it
- *   stats                answers with objects and counters: "qps=2 mrs=3 ... sends=10 writes=3 bytes=4096 rnr=0"
+ *   stats                answers with objects and counters: "qps=2 mrs=3 ... sends=10 writes=3 bytes=4096 rnr=0", and
+ *                        "bytesN=" of each device
  *   qps                  answers with "NUMBER:STATE:SL:TC" of each queue pair
  */
 #ifndef FAKE_IBVERBS_H
@@ -57,6 +60,7 @@
 #define FAKE_EVENTS 64u
 #define FAKE_PIECE 32768u /* payload of a packet */
 #define FAKE_PKEYS 4u
+#define FAKE_DEVICES 4u
 
 /* Objects whose number can be limited. */
 enum fake_kind { FAKE_PD, FAKE_MR, FAKE_DMABUF, FAKE_CHANNEL, FAKE_CQ, FAKE_QP, FAKE_CONTEXT, FAKE_KINDS };
@@ -159,7 +163,8 @@ struct fake_packet {
 /* A connection that another process made to one of this one's queue pairs. */
 struct fake_in {
     int fd;
-    struct fake_qp *qp; /* NULL: not asked yet, or the one asked for is not ready */
+    struct fake_dev *dev; /* that it asked at */
+    struct fake_qp *qp;   /* NULL: not asked yet, or the one asked for is not ready */
     bool asked, told_silent;
     struct fake_packet connect;
     uint64_t arrived, told; /* messages; acknowledged */
@@ -169,17 +174,26 @@ struct fake_in {
     struct fake_in *next;
 };
 
+struct fake_dev {
+    struct ibv_device ib;
+    enum ibv_port_state port;
+    bool dead;
+    union ibv_gid gid;
+    uint16_t lid;
+    uint8_t width; /* as in struct ibv_port_attr */
+    int listener;
+    uint64_t bytes;
+};
+
 /* ---- the process --------------------------------------------------------------------------------------------------- */
 
 struct fake_world {
     pthread_mutex_t lock; /* for everything */
-    bool started, dead;
-    int wake, listener, control;
+    bool started;
+    int wake, control;
     unsigned ndevices;
+    struct fake_dev dev[FAKE_DEVICES];
     bool ib;
-    enum ibv_port_state port;
-    union ibv_gid gid;
-    uint16_t lid;
     uint16_t pkey[FAKE_PKEYS];
     long limit[FAKE_KINDS];
     int limit_errno[FAKE_KINDS];
@@ -203,12 +217,13 @@ void *fake_need(size_t n);
 /* The rest: the lock is held. */
 
 /* device.c */
-bool fake_port_active(void);
+struct fake_dev *fake_dev_of(const struct ibv_context *ctx);
+bool fake_port_active(const struct fake_dev *dev);
 void fake_event(struct fake_ctx *c, enum ibv_event_type type);
 void fake_event_of(struct ibv_context *ctx, enum ibv_event_type type);
-void fake_event_all(enum ibv_event_type type);
-/* Takes one of the kind, or 0 with errno where there are enough. */
-bool fake_take(enum fake_kind kind);
+void fake_event_all(const struct fake_dev *dev, enum ibv_event_type type);
+/* Takes one of the kind, or 0 with errno where there are enough, or the device is dead. */
+bool fake_take(const struct fake_dev *dev, enum fake_kind kind);
 /* Where `len` bytes at addr of a region are, or NULL: no such key, other domain, out of bounds, not allowed. */
 char *fake_memory(uint32_t key, const struct ibv_pd *pd, uint64_t addr, uint64_t len, int access);
 
@@ -228,7 +243,7 @@ void fake_wake(void);
 /* Cuts what leads to and from this queue pair. */
 void fake_cut(struct fake_qp *q);
 /* Listens at the port's present address. */
-void fake_listen(void);
+void fake_listen(struct fake_dev *dev);
 
 /* control.c */
 /* Obeys one order; `answer` has what is to be said. */

@@ -19,7 +19,7 @@ FAKE_API struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ct
     if (fd < 0)
         return NULL;
     fake_lock();
-    if (fake_take(FAKE_CHANNEL)) {
+    if (fake_take(fake_dev_of(ctx), FAKE_CHANNEL)) {
         ch = fake_need(sizeof(*ch));
         ch->ch.context = ctx;
         ch->ch.fd = fd;
@@ -49,7 +49,7 @@ FAKE_API struct ibv_cq *ibv_create_cq(struct ibv_context *ctx, int cqe, void *us
     struct fake_cq *cq = NULL;
     (void)vector;
     fake_lock();
-    if (fake_take(FAKE_CQ)) {
+    if (fake_take(fake_dev_of(ctx), FAKE_CQ)) {
         cq = fake_need(sizeof(*cq));
         cq->cq = (struct ibv_cq){.context = ctx, .channel = ch, .cq_context = user, .cqe = cqe};
         cq->size = (unsigned)cqe;
@@ -157,7 +157,7 @@ FAKE_API struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr
         return NULL;
     }
     fake_lock();
-    if (fake_take(FAKE_QP)) {
+    if (fake_take(fake_dev_of(pd->context), FAKE_QP)) {
         q = fake_need(sizeof(*q));
         q->qp = (struct ibv_qp){.context = pd->context,
                                 .qp_context = a->qp_context,
@@ -212,6 +212,7 @@ void fake_sent(struct fake_qp *q, enum ibv_wc_status status)
         fake.sends += !write;
         fake.writes += write;
         fake.bytes += w->len;
+        fake_dev_of(q->qp.context)->bytes += w->len;
     }
     if (w->signaled || status != IBV_WC_SUCCESS)
         fake_complete(q->qp.send_cq, &wc, q, q->acked);
@@ -325,7 +326,9 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 {
     struct fake_qp *q = (struct fake_qp *)qp;
     fake_lock();
-    int err = fake.dead ? EIO : q->state == IBV_QPS_RTS || q->state == IBV_QPS_ERR ? 0 : EINVAL;
+    int err = fake_dev_of(qp->context)->dead                       ? EIO
+              : q->state == IBV_QPS_RTS || q->state == IBV_QPS_ERR ? 0
+                                                                   : EINVAL;
     while (wr && !err) {
         err = post_one(q, wr);
         wr = err ? wr : wr->next;
@@ -341,7 +344,7 @@ static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
 {
     struct fake_qp *q = (struct fake_qp *)qp;
     fake_lock();
-    int err = fake.dead ? EIO : q->state == IBV_QPS_RESET ? EINVAL : 0;
+    int err = fake_dev_of(qp->context)->dead ? EIO : q->state == IBV_QPS_RESET ? EINVAL : 0;
     for (; wr && !err; wr = err ? wr : wr->next) {
         if (q->rq_n == q->rq_size)
             err = ENOMEM;

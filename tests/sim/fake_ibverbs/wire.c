@@ -48,14 +48,14 @@ static socklen_t name_of(struct sockaddr_un *un, bool global, const union ibv_gi
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-void fake_listen(void)
+void fake_listen(struct fake_dev *dev)
 {
     struct sockaddr_un un = {0};
-    if (fake.listener >= 0)
-        close(fake.listener);
-    fake.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    socklen_t len = name_of(&un, !fake.ib, &fake.gid, fake.lid);
-    if (fake.listener < 0 || bind(fake.listener, (struct sockaddr *)&un, len) || listen(fake.listener, 128)) {
+    if (dev->listener >= 0)
+        close(dev->listener);
+    dev->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    socklen_t len = name_of(&un, !fake.ib, &dev->gid, dev->lid);
+    if (dev->listener < 0 || bind(dev->listener, (struct sockaddr *)&un, len) || listen(dev->listener, 128)) {
         fprintf(stderr, "the fake RDMA device cannot have the address %s: %s\n", un.sun_path + 1,
                 strerror(errno));
         abort();
@@ -194,7 +194,8 @@ static void attach(struct fake_in *c)
 {
     struct fake_packet accept = {.kind = PK_ACCEPT};
     struct fake_qp *q = fake.qps;
-    while (q && (q->qp.qp_num != c->connect.qpn || q->attr.dest_qp_num != c->connect.src_qpn ||
+    while (q && (fake_dev_of(q->qp.context) != c->dev || q->qp.qp_num != c->connect.qpn ||
+                 q->attr.dest_qp_num != c->connect.src_qpn ||
                  (q->state != IBV_QPS_RTR && q->state != IBV_QPS_RTS)))
         q = q->next;
     if (!q || put(c->fd, &accept, NULL) != 1)
@@ -243,7 +244,7 @@ static void tell_silence(struct fake_in *c, bool silent)
 /* False: close it. *busy: there may be more at once. */
 static bool in_step(struct fake_in *c, bool *busy)
 {
-    bool down = !fake_port_active(), more = true;
+    bool down = !fake_port_active(c->dev), more = true;
     if (!down && !c->asked) {
         int r = get(c->fd, &c->connect, NULL);
         if (r <= 0)
@@ -265,11 +266,12 @@ static bool in_step(struct fake_in *c, bool *busy)
     return true;
 }
 
-static void accept_all(void)
+static void accept_all(struct fake_dev *dev)
 {
-    for (int fd; (fd = accept4(fake.listener, NULL, NULL, SOCK_CLOEXEC)) >= 0;) {
+    for (int fd; (fd = accept4(dev->listener, NULL, NULL, SOCK_CLOEXEC)) >= 0;) {
         struct fake_in *c = fake_need(sizeof(*c));
         c->fd = fd;
+        c->dev = dev;
         c->next = fake.ins;
         fake.ins = c;
     }
@@ -277,7 +279,8 @@ static void accept_all(void)
 
 static void in_all(bool *busy)
 {
-    accept_all();
+    for (unsigned i = 0; i < FAKE_DEVICES; i++)
+        accept_all(&fake.dev[i]);
     for (struct fake_in *c = fake.ins; c; c = c->next)
         if (c->fd >= 0 && !in_step(c, busy) && c->fd >= 0) {
             close(c->fd);
@@ -389,7 +392,8 @@ static uint64_t retry_ns(const struct fake_qp *q)
 /* No acknowledgement can come now: for how long is that so? */
 static void check_silence(struct fake_qp *q)
 {
-    bool silent = !fake_port_active() || q->tx == TX_NONE || q->tx == TX_GONE || q->peer_silent;
+    bool silent = !fake_port_active(fake_dev_of(q->qp.context)) || q->tx == TX_NONE || q->tx == TX_GONE ||
+                  q->peer_silent;
     if (q->acked == q->posted || !silent) {
         q->blocked_since = 0;
         return;
@@ -406,7 +410,7 @@ static void qp_step(struct fake_qp *q, bool *busy)
     bool more = true;
     if (q->state != IBV_QPS_RTS)
         return;
-    if (fake_port_active()) {
+    if (fake_port_active(fake_dev_of(q->qp.context))) {
         if (q->tx == TX_NONE && q->acked < q->posted && fake_now() >= q->next_dial)
             dial(q);
         read_answers(q);
@@ -434,23 +438,24 @@ static void watch(struct pollfd *p, nfds_t *n, int fd, short events)
 /* Everything that can be done now; then what to wait for. */
 static nfds_t turn(struct pollfd *p, int *timeout)
 {
-    bool busy = false, ticks = false, up = fake_port_active();
+    bool busy = false, ticks = false;
     nfds_t n = 0;
     in_all(&busy);
     for (struct fake_qp *q = fake.qps; q; q = q->next)
         qp_step(q, &busy);
     watch(p, &n, fake.wake, POLLIN);
     watch(p, &n, fake.control, POLLIN);
-    watch(p, &n, fake.listener, POLLIN);
+    for (unsigned i = 0; i < FAKE_DEVICES; i++)
+        watch(p, &n, fake.dev[i].listener, POLLIN);
     for (const struct fake_in *c = fake.ins; c; c = c->next) {
-        bool reads = up && (c->qp || !c->asked) && !c->rnr_until;
+        bool reads = fake_port_active(c->dev) && (c->qp || !c->asked) && !c->rnr_until;
         ticks = ticks || !reads || c->arrived > c->told;
         if (reads)
             watch(p, &n, c->fd, POLLIN);
     }
     for (const struct fake_qp *q = fake.qps; q; q = q->next) {
         ticks = ticks || q->blocked_since;
-        if (up)
+        if (fake_port_active(fake_dev_of(q->qp.context)))
             watch(p, &n, q->tx_fd, (short)(POLLIN | (q->tx_full ? POLLOUT : 0)));
     }
     *timeout = busy ? 0 : ticks ? TICK_MS : -1;
@@ -521,7 +526,8 @@ bool fake_start(void)
     fake.control = control_socket();
     bool ok = fake.wake >= 0 && fake.control >= 0;
     if (ok) {
-        fake_listen();
+        for (unsigned i = 0; i < FAKE_DEVICES; i++)
+            fake_listen(&fake.dev[i]);
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &old);
         ok = pthread_create(&thread, NULL, device, NULL) == 0;
