@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "daemon/engine.h"
+#include "daemon/transport.h"
 #include "proto/shm.h"
 #include "proto/wire.h"
 
@@ -55,9 +56,9 @@ enum hrd_event_type {
     HRD_EV_COMM_GONE,   /* comm: all local ranks left and nothing of it is in flight */
     HRD_EV_LINK_LOST,   /* peer, text: the link broke or broke the protocol; already closed */
     HRD_EV_LINK_GONE,   /* peer: answer to link_down; closed */
-    HRD_EV_LINK_INTERRUPTED, /* peer, text, conn: the path failed; conn is lent until link_resume or link_down */
+    HRD_EV_LINK_INTERRUPTED, /* peer, rail, text, conn: the path failed; conn is lent until link_resume or link_down */
     HRD_EV_PROBE,            /* token, status; probe (HRP_OK), or text: answer to hrd_agent_probe() */
-    HRD_EV_SNAPSHOT,         /* snapshot: answer to hrd_agent_query(); free with hrd_snapshot_free() */
+    HRD_EV_SNAPSHOT, /* snapshot: answer to hrd_agent_query(); free with hrd_snapshot_free() */
 };
 
 /* What a link can do, measured. */
@@ -75,6 +76,7 @@ struct hrd_event {
     uint64_t comm;
     uint32_t id; /* buffer id, peer or rank */
     uint32_t status;
+    unsigned rail;
     uint64_t token;
     struct hrd_snapshot *snapshot;
     struct hrd_conn *conn;
@@ -131,11 +133,11 @@ void hrd_agent_link_up(struct hrd_agent *a, uint32_t peer, const char *name, con
  * LINK_GONE. */
 void hrd_agent_link_down(struct hrd_agent *a, uint32_t peer, const char *why);
 
-/* The path of this link failed, the peer says: answered by LINK_INTERRUPTED, unless that is on its way or the transport
+/* The path of this rail of the link (0: it has one) failed, the peer says: answered by LINK_INTERRUPTED, unless that is on its way or the transport
    knows no such thing. */
-void hrd_agent_link_interrupt(struct hrd_agent *a, uint32_t peer, const char *why);
+void hrd_agent_link_interrupt(struct hrd_agent *a, uint32_t peer, unsigned rail, const char *why);
 /* The conn of LINK_INTERRUPTED has a new path; it is the agent's again. */
-void hrd_agent_link_resume(struct hrd_agent *a, uint32_t peer);
+void hrd_agent_link_resume(struct hrd_agent *a, uint32_t peer, unsigned rail);
 
 /* ---- comms -----------------------------------------------------------------------------------------------
  */
@@ -229,7 +231,13 @@ struct hrd_snapshot_link {
     char detail[160]; /* local and remote address, in words of the transport */
     uint64_t tx_bytes, rx_bytes, tx_frames, rx_frames;
     uint32_t interruptions, port_downs, device_events;
-    bool interrupted;           /* now */
+    bool interrupted; /* now */
+    /* Over several NICs: each; 0: it is not. */
+    unsigned nrails;
+    struct hrd_snapshot_rail {
+        char detail[160];
+        uint64_t tx_bytes, rx_bytes;
+    } rail[HRD_RAILS_MAX];
     bool gdr_send, gdr_receive; /* straight from and into GPU memory, where the communicator wants that */
     char gdr_why[200];          /* why not; empty: never asked, or it is */
 };

@@ -12,6 +12,8 @@
 #include <stdio.h>
 
 #define HRD_DEFAULT_CONFIG "/etc/hreduced/hreduced.conf"
+#define HRD_MAX_DEVICES 4u
+#define HRD_DEVICE_NAME 60u /* with its NUL */
 #define HRD_MAX_LISTEN 8
 
 /* IP addresses as text, checked by the parser; IPv6 link-local ones may end in %interface. */
@@ -32,11 +34,11 @@ struct hrd_config {
     char interface[64];             /* "auto", an interface's name, or a subnet "ADDRESS/BITS" */
     char node_name[65];             /* resolved: never "auto" */
     uint16_t port;
-    uint8_t transport;     /* as hrp_comm_config.transport: 0 auto, 1 tcp, 2 verbs */
-    uint32_t require;      /* HRP_REQUIRE_* */
-    uint32_t tcp_streams;  /* resolved: 1..HRD_TCP_STREAMS_MAX */
-    char verbs_device[64]; /* "auto" */
-    uint32_t verbs_port;   /* UINT32_MAX: auto, likewise: */
+    uint8_t transport;      /* as hrp_comm_config.transport: 0 auto, 1 tcp, 2 verbs */
+    uint32_t require;       /* HRP_REQUIRE_* */
+    uint32_t tcp_streams;   /* resolved: 1..HRD_TCP_STREAMS_MAX */
+    char verbs_device[256]; /* "auto", or devices as NAME or NAME:PORT, separated by commas */
+    uint32_t verbs_port;    /* UINT32_MAX: auto, likewise: */
     uint32_t verbs_gid_index;
     uint32_t verbs_pkey;
     uint32_t verbs_mtu;

@@ -8,6 +8,7 @@
 enum hrd_key_type {
     HRD_KEY_PATH,
     HRD_KEY_NAME,
+    HRD_KEY_DEVICES,
     HRD_KEY_ADDRS,
     HRD_KEY_IFACE,
     HRD_KEY_UINT,

@@ -95,6 +95,10 @@ const char *hrd_key_allowed(const struct hrd_key *key, char *buf, size_t len)
         snprintf(buf, len, "a name of letters, digits, '.', '_' and '-', at most %zu characters",
                  key->size - 1);
         break;
+    case HRD_KEY_DEVICES:
+        snprintf(buf, len, "auto, or up to %u different devices as NAME or NAME:PORT, separated by commas",
+                 HRD_MAX_DEVICES);
+        break;
     case HRD_KEY_ADDRS:
         snprintf(buf, len, "IPv4 or IPv6 addresses separated by commas, at most %d", HRD_MAX_LISTEN);
         break;
@@ -459,6 +463,44 @@ static bool set_name(struct hrd_config *c, const struct hrd_key *key, const char
     return valid_name(value) && set_text(c, key, value);
 }
 
+/* "mlx5_0" or "mlx5_0:1" */
+static bool valid_device(char *text)
+{
+    char *colon = strchr(text, ':'), *end;
+    if (!colon)
+        return valid_name(text) && strlen(text) < HRD_DEVICE_NAME;
+    unsigned long port = isdigit((unsigned char)colon[1]) ? strtoul(colon + 1, &end, 10) : 0;
+    if (port < 1 || port > 255 || *end)
+        return false;
+    *colon = '\0';
+    bool ok = valid_name(text) && strcmp(text, "auto") != 0 && strlen(text) < HRD_DEVICE_NAME;
+    *colon = ':';
+    return ok;
+}
+
+/* Kept without the spaces. */
+static bool set_devices(struct hrd_config *c, const struct hrd_key *key, const char *value)
+{
+    char copy[256], list[HRD_MAX_DEVICES][HRD_DEVICE_NAME + 4], all[sizeof(copy)] = "", *save = NULL;
+    unsigned n = 0;
+    if (strlen(value) >= sizeof(copy))
+        return false;
+    memcpy(copy, value, strlen(value) + 1);
+    for (char *at = strtok_r(copy, ", ", &save); at; at = strtok_r(NULL, ", ", &save)) {
+        if (n == HRD_MAX_DEVICES || !valid_device(at))
+            return false;
+        for (unsigned i = 0; i < n; i++)
+            if (strcmp(list[i], at) == 0 || strcmp(list[i], "auto") == 0 || strcmp(at, "auto") == 0)
+                return false;
+        snprintf(list[n++], sizeof(list[0]), "%s", at);
+    }
+    for (unsigned i = 0; i < n; i++) {
+        size_t len = strlen(all);
+        snprintf(all + len, sizeof(all) - len, "%s%s", i ? "," : "", list[i]);
+    }
+    return n > 0 && set_text(c, key, all);
+}
+
 static bool set_number(struct hrd_config *c, const struct hrd_key *key, const char *value)
 {
     uint64_t v;
@@ -499,6 +541,8 @@ bool hrd_value_set(struct hrd_config *c, const struct hrd_key *key, const char *
         return value[0] == '/' && set_text(c, key, value);
     case HRD_KEY_NAME:
         return set_name(c, key, value);
+    case HRD_KEY_DEVICES:
+        return set_devices(c, key, value);
     case HRD_KEY_ADDRS:
         return set_addrs(c, key, value);
     case HRD_KEY_IFACE:
@@ -575,6 +619,7 @@ const char *hrd_value_text(const struct hrd_config *c, const struct hrd_key *key
     switch (key->type) {
     case HRD_KEY_PATH:
     case HRD_KEY_NAME:
+    case HRD_KEY_DEVICES:
     case HRD_KEY_IFACE:
         snprintf(buf, len, "%s", (const char *)at);
         return buf;

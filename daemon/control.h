@@ -143,7 +143,10 @@ struct json_t *hrd_members_json(struct hrd_daemon *d);
 /* Set-ups of communicators that failed since the start: one a rank of this node. */
 uint64_t hrd_members_setup_errors(const struct hrd_daemon *d);
 struct json_t *hrd_peers_json(struct hrd_daemon *d);
-/* "nic": what data to other nodes takes, "" when unknown. Connections to the peer port since the start: {"accepted",
+/* The rails of a link that is up, by the agent's number for it, with the figures of s (or NULL): an array of {"rail",
+   "device", "state" (up, interrupted, not used), "reason", "address", "tx_bytes", "rx_bytes", ...}. NULL: it has but one. */
+struct json_t *hrd_link_rails_json(struct hrd_daemon *d, uint32_t link, const struct hrd_snapshot_link *s);
+/* "nic": what data to other nodes takes, "" when unknown; "rails": all RDMA devices that are used. Connections to the peer port since the start: {"accepted",
    "garbage", "refused", "silent", "lost" (peers), "links_interrupted", "links_mended", "rdmacm_rejected"
    (connect requests)}. */
 struct json_t *hrd_peer_port_json(struct hrd_daemon *d);

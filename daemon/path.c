@@ -122,8 +122,8 @@ static void add_directions(json_t *entry, const struct hrd_snapshot_comm *c,
         json_object_set_new(entry, "gdr_reason", json_string(l->gdr_why));
 }
 
-static json_t *peers_of(const struct hrd_snapshot *snap, const struct hrd_snapshot_comm *c,
-                        const json_t *member)
+static json_t *peers_of(struct hrd_daemon *d, const struct hrd_snapshot *snap,
+                        const struct hrd_snapshot_comm *c, const json_t *member)
 {
     const json_t *nodes = json_object_get(member, "nodes"), *node;
     json_t *peers = json_array();
@@ -150,6 +150,9 @@ static json_t *peers_of(const struct hrd_snapshot *snap, const struct hrd_snapsh
             json_object_set(entry, "setup", json_object_get(node, "setup"));
         if (json_object_get(node, "setup_reason"))
             json_object_set(entry, "setup_reason", json_object_get(node, "setup_reason"));
+        json_t *rails = l ? hrd_link_rails_json(d, l->peer, l) : NULL;
+        if (rails)
+            json_object_set_new(entry, "rails", rails);
         add_directions(entry, c, l);
         json_array_append_new(peers, entry);
     }
@@ -192,6 +195,46 @@ static const json_t *slow_peer(const json_t *peers)
             found = peer;
     }
     return found;
+}
+
+/* The first rail of a link that is not what the configuration wants, and its peer in *of. */
+static const json_t *rail_out(const json_t *peers, const json_t **of)
+{
+    const json_t *peer, *rail;
+    size_t i, k;
+    json_array_foreach(peers, i, peer)
+    {
+        json_array_foreach(json_object_get(peer, "rails"), k, rail)
+        {
+            *of = peer;
+            if (strcmp(json_string_value(json_object_get(rail, "state")), "up") != 0)
+                return rail;
+        }
+    }
+    return NULL;
+}
+
+/* ", 1 of 2 rails": the fewest of a peer. */
+static void rails_text(const json_t *peers, char *buf, size_t len)
+{
+    const json_t *peer, *rail;
+    size_t i, k, least = SIZE_MAX, most = 0;
+    json_array_foreach(peers, i, peer)
+    {
+        const json_t *rails = json_object_get(peer, "rails");
+        size_t n = 0;
+        json_array_foreach(rails, k, rail)
+        {
+            n += strcmp(json_string_value(json_object_get(rail, "state")), "not used") != 0;
+        }
+        if (!rails)
+            n = 1;
+        least = n < least ? n : least;
+        most = json_array_size(rails) > most ? json_array_size(rails) : most;
+    }
+    buf[0] = '\0';
+    if (most > 1)
+        snprintf(buf, len, ", %zu of %zu rails", least, most);
 }
 
 static bool tcp_asked(const json_t *member)
@@ -243,25 +286,26 @@ static void io_text(const struct hrd_config *cfg, unsigned streams, char *buf, s
 static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hrd_snapshot *snap,
                            const struct hrd_snapshot_comm *c, const json_t *member)
 {
-    char used[1000], class[64] = "", setup[600], io[64] = "";
+    char used[1000], class[64] = "", setup[600], io[64] = "", rails[64];
     if (c->nnodes == 1) {
         stage(stages, "exchange", "none: all ranks are on this node");
         return;
     }
-    json_t *peers = peers_of(snap, c, member);
+    json_t *peers = peers_of(d, snap, c, member);
     json_int_t streams = json_integer_value(json_object_get(json_array_get(peers, 0), "streams"));
     const char *transport = common_transport(peers);
-    const json_t *slow = slow_peer(peers);
+    const json_t *slow = slow_peer(peers), *out, *of = NULL;
     bool no_device = slow && json_object_get(slow, "no_device");
     if (!slow)
         snprintf(class, sizeof(class), ", service level %d, traffic class %d",
                  (int)json_integer_value(json_object_get(member, "service_level")),
                  (int)json_integer_value(json_object_get(member, "traffic_class")));
     setup_text(peers, setup, sizeof(setup));
+    rails_text(peers, rails, sizeof(rails));
     if (strcmp(transport, "tcp") == 0)
         io_text(&d->cfg, (unsigned)streams, io, sizeof(io));
-    snprintf(used, sizeof(used), "%s%s, %d %s%s a peer%s%s, peers not authenticated%s", transport,
-             forced(d, member, no_device), (int)streams, slow ? "stream" : "queue pair",
+    snprintf(used, sizeof(used), "%s%s%s, %d %s%s a peer%s%s, peers not authenticated%s", transport,
+             forced(d, member, no_device), rails, (int)streams, slow ? "stream" : "queue pair",
              streams == 1 ? "" : "s", io, class, setup);
     json_t *s = stage(stages, "exchange", used);
     if (slow && !no_device && !tcp_asked(member)) {
@@ -269,6 +313,19 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
         wanted(s, "verbs", why ? why : "the link is lost",
                "'hreducectl doctor' on that node says what to do; where that is how it should be, set "
                "transport = tcp");
+    }
+    if (!slow && (out = rail_out(peers, &of))) {
+        char wish[64], why[900];
+        snprintf(wish, sizeof(wish), "%zu rails", json_array_size(json_object_get(of, "rails")));
+        snprintf(why, sizeof(why), "rail %d with node %s is %s: %s",
+                 (int)json_integer_value(json_object_get(out, "rail")),
+                 json_string_value(json_object_get(of, "name")),
+                 json_string_value(json_object_get(out, "state")),
+                 json_string_value(json_object_get(out, "reason")));
+        wanted(s, wish, why,
+               "'hreducectl doctor' on that node; a rail that was put right is used again when no "
+               "communicator uses the "
+               "link for 2 seconds, so by the next job; or name fewer devices in verbs_device on all nodes");
     }
     json_object_set_new(s, "peers", peers);
 }

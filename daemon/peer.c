@@ -347,6 +347,7 @@ bool hrd_peer_received(struct hrd_daemon *d, struct conn *c, const struct hrp_pe
     case HRP_PEER_VERBS_DOWN:
     case HRP_PEER_VERBS_CLOSE:
     case HRP_PEER_VERBS_LISTEN:
+    case HRP_PEER_VERBS_RAIL:
         if (p->doomed[0] || hrd_verbs_msg(d, p, msg))
             return true;
         break;
@@ -436,8 +437,9 @@ static void on_tick(uv_timer_t *timer)
 void hrd_peer_event(struct hrd_daemon *d, const struct hrd_event *ev)
 {
     struct plink *l = d->peers ? hrd_link_by_id(d->peers, ev->id) : NULL;
-    if (ev->type == HRD_EV_LINK_INTERRUPTED && l)
-        hrd_mend_begin(d, l, ev->conn, ev->text);
+    struct plink *rail = l ? hrd_rails_by_index(l, ev->rail) : NULL;
+    if (ev->type == HRD_EV_LINK_INTERRUPTED && rail)
+        hrd_mend_begin(d, rail, ev->conn, ev->text);
     if (ev->type != HRD_EV_LINK_LOST || !l)
         return;
     l->up = false; /* closed already */

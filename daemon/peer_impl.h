@@ -2,8 +2,8 @@
 /*
  * Inside of the peer connections: peer.c records and liveness, peer_conn.c sockets and buffers, peer_shake.c
  * the three opening messages, peer_dial.c outgoing control connections, peer_link.c data links over sockets,
- * peer_verbs.c those over verbs, peer_setup.c how their queue pairs are connected, peer_mend.c verbs links whose path
- * failed.
+ * peer_verbs.c those over verbs, peer_rails.c those over several NICs, peer_setup.c how their queue pairs are connected,
+ * peer_mend.c verbs links whose path failed.
  *
  * Ownership: struct hrd_peers owns all lists. A connection is freed by the loop after its uv handle closed;
  * conn_close() takes it off all lists at once, so no pointer to a closing one remains.
@@ -135,6 +135,29 @@ struct plink {
     struct hrd_cm_setup *cm;
     unsigned cm_failed; /* attempts by RDMA-CM at a new path since the last one that worked */
     char cm_why[400];
+    /*
+     * verbs: a link has a rail for each device that the dialer's configuration names, and each rail an attempt, a set-up and a
+     * path of its own: all above from `verbs` on is the rail's. Rail 0 is in the link's own record, the others follow it in
+     * records of theirs; the agent knows the link alone.
+     */
+    struct plink *link;          /* the rail is of; itself */
+    unsigned rail;               /* place in the list of devices */
+    struct hrd_verbs_conn *made; /* its attempt succeeded; the others' have not ended yet */
+    bool over;                   /* its attempt ended */
+    bool in; /* the link that is up has it: as its rail `index`, of `queues` queue pairs */
+    unsigned index, queues;
+    char device[64];             /* of this end: "mlx5_0 port 1"; "": it has none */
+    char out_why[HRP_PEER_TEXT]; /* over, but not in it: why */
+    uint64_t peer_rate;
+    /* verbs, rail 0: of all */
+    unsigned nrails;
+    struct plink *rails[HRD_RAILS_MAX];
+    uint64_t group;      /* the attempt at all of them */
+    bool required;       /* one of the two ends takes nothing but verbs */
+    bool one_could;      /* on one of the two a rail could be used */
+    bool no_device;      /* neither has any */
+    bool busy, full;     /* the answer to all offers of the attempt */
+    uint64_t idle_since; /* uv_now() ms: nobody uses it; 0: somebody does */
     unsigned users;      /* communicators */
     bool closing;        /* the peer was asked whether it may go */
     uint64_t keep_until; /* uv_now() ms: it said no */
@@ -155,7 +178,8 @@ struct hrd_peer {
     unsigned nconns;
     struct conn *tx; /* the first that was up: all messages leave on one, so they stay in order */
     struct plink *links;
-    unsigned minor;    /* of its protocol version */
+    unsigned minor;            /* of its protocol version */
+    struct hrp_peer_rail told; /* which rail the OFFER or ANSWER with its nonce is about */
     char doomed[1024]; /* "": alive; otherwise it is lost at the next turn of the loop, for this reason */
     bool bye;
     char bye_text[1000];
@@ -207,8 +231,9 @@ struct hrd_peers {
     uint64_t garbage, refused, evicted, lost, accepted; /* counters for status */
     uint64_t interrupted, mended;                       /* links; likewise */
     struct peer_cm *cm;                                 /* RDMA-CM; NULL: not used yet */
-    char verbs_said[HRP_PEER_TEXT];                     /* last logged about the own device */
-    char verbs_device[64];                              /* that was chosen last; "": none */
+    /* Of each rail: last logged about the own device; the one that was chosen last, "": none. */
+    char verbs_said[HRD_RAILS_MAX][HRP_PEER_TEXT];
+    char verbs_device[HRD_RAILS_MAX][64];
     struct hrd_log_limit garbage_log, accept_log;
 };
 
@@ -265,9 +290,11 @@ void hrd_dial_free_all(struct hrd_peers *ps);
 /* The peer's link of that kind, made when it is asked for first. */
 struct plink *hrd_link_tcp(struct hrd_daemon *d, struct hrd_peer *p);
 struct plink *hrd_link_class(struct hrd_daemon *d, struct hrd_peer *p, uint8_t sl, uint8_t tc);
+/* Its record of that rail, likewise. */
+struct plink *hrd_link_rail(struct hrd_daemon *d, struct plink *link, unsigned rail);
 /* A number for an attempt at a link, by which both ends tell it from others; never 0. */
 uint64_t hrd_link_nonce(void);
-/* The verbs link that is up and was made with that nonce, or NULL. */
+/* The rail of a verbs link that is up which was made with that nonce, or NULL. */
 struct plink *hrd_link_by_nonce(const struct hrd_peer *p, uint64_t nonce);
 /* Ends one link that nobody uses. */
 void hrd_link_remove(struct hrd_daemon *d, struct plink *l, const char *why);
@@ -289,7 +316,39 @@ void hrd_link_is_up(struct hrd_daemon *d, struct plink *l, const struct hrd_tran
                     struct hrd_conn *conn, unsigned n);
 void hrd_link_tick(struct hrd_daemon *d, struct hrd_peer *p);
 
+/* peer_rails.c */
+/* A new attempt at the link, with offers for so many rails; what an earlier one left is dropped. */
+void hrd_rails_begin(struct hrd_daemon *d, struct plink *l, unsigned n, uint64_t group);
+/* Dialer: the other end names so many devices. */
+void hrd_rails_peer_has(struct hrd_daemon *d, struct plink *l, unsigned n);
+/* Gives up all attempts. */
+void hrd_rails_stop(struct plink *l);
+/* Attempts are under way, or one has succeeded and waits for the others. */
+bool hrd_rails_trying(const struct plink *l);
+/* One whose path is away, or NULL. */
+const struct plink *hrd_rails_down(const struct plink *l);
+/* The first that is in it, or NULL. */
+struct plink *hrd_rails_first(const struct plink *l);
+/* The one that the agent knows by this number, or NULL. */
+struct plink *hrd_rails_by_index(const struct plink *l, unsigned index);
+/* "the link", "rail 1 of the link": whose path it is. */
+const char *hrd_rail_text(const struct plink *rail, char *buf, size_t len);
+/* The attempt at one rail ended; true: those at all have. */
+bool hrd_rails_over(struct plink *rail);
+/* All have ended, and one succeeded: the link is up. */
+void hrd_rails_up(struct hrd_daemon *d, struct plink *l);
+/* "2 rails (mlx5_0 port 1, mlx5_1 port 1), ", or "" where there is but one to speak of. */
+void hrd_rails_text(const struct plink *l, char *buf, size_t len);
+/* None did: the sentence. */
+void hrd_rails_why(const struct plink *l, char *buf, size_t len);
+/* Says which rail the OFFER or ANSWER that follows is about, where that is not clear. */
+void hrd_rail_tell(struct hrd_daemon *d, const struct plink *rail);
+/* A link that lacks a rail goes when nobody uses it, so that the next one may have all. */
+bool hrd_rails_incomplete(struct hrd_daemon *d, struct plink *l);
+
 /* peer_verbs.c */
+/* Whether one end of the link has to say something to the other about a class that is not in use any more. */
+void hrd_verbs_close(struct hrd_daemon *d, struct plink *l);
 /* Dialer: the attempt begins at the loop's next turn. */
 void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l);
 /* Verbs came to nothing some time ago, which may have passed: tries again, where nobody uses tcp instead. */
@@ -299,9 +358,10 @@ bool hrd_verbs_step(struct hrd_daemon *d);
 /* For peer_mend.c. */
 struct verbs_try *hrd_verbs_try_new(struct hrd_daemon *d, struct plink *l, uint64_t nonce);
 struct hrd_verbs_end hrd_verbs_end_of(const struct hrp_peer_verbs *v);
-/* same: the device and port that the link has, NULL: whichever is best. False with the reason. */
-bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, const struct hrd_verbs_device *same,
-                      struct hrd_verbs_device *dev, char *why, size_t len);
+/* Of that rail, in the link's class. same: the device and port that it has, NULL: whichever is best. False with the reason. */
+bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, unsigned rail,
+                      const struct hrd_verbs_device *same, struct hrd_verbs_device *dev, char *why,
+                      size_t len);
 void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type);
 void hrd_verbs_send_ready(struct hrd_daemon *d, struct plink *l, uint16_t type, uint64_t nonce,
                           uint32_t status, const char *text);

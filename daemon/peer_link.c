@@ -29,8 +29,24 @@ static struct plink *link_new(struct hrd_daemon *d, struct hrd_peer *p)
         abort();
     l->peer = p;
     l->id = ++d->peers->last_no;
+    l->link = l->rails[0] = l;
+    l->nrails = 1;
     l->next = p->links;
     p->links = l;
+    return l;
+}
+
+struct plink *hrd_link_rail(struct hrd_daemon *d, struct plink *link, unsigned rail)
+{
+    struct plink *l = link->rails[rail];
+    if (l)
+        return l;
+    l = link_new(d, link->peer);
+    l->link = link;
+    l->rail = rail;
+    l->sl = link->sl;
+    l->tc = link->tc;
+    link->rails[rail] = l;
     return l;
 }
 
@@ -47,7 +63,7 @@ struct plink *hrd_link_tcp(struct hrd_daemon *d, struct hrd_peer *p)
 struct plink *hrd_link_class(struct hrd_daemon *d, struct hrd_peer *p, uint8_t sl, uint8_t tc)
 {
     for (struct plink *l = p->links; l; l = l->next)
-        if (!l->tcp && l->sl == sl && l->tc == tc)
+        if (!l->tcp && l->link == l && l->sl == sl && l->tc == tc)
             return l;
     struct plink *l = link_new(d, p);
     l->sl = sl;
@@ -79,7 +95,7 @@ uint64_t hrd_link_nonce(void)
 struct plink *hrd_link_by_nonce(const struct hrd_peer *p, uint64_t nonce)
 {
     struct plink *l = p->links;
-    while (l && (l->tcp || !l->up || l->nonce != nonce))
+    while (l && (!l->in || l->nonce != nonce))
         l = l->next;
     return l;
 }
@@ -150,18 +166,24 @@ static void end_link(struct hrd_daemon *d, struct plink *l, const char *why)
     drop_try(d, l);
     hrd_verbs_drop(l);
     hrd_cm_setup_free(l->cm);
+    if (l->made)
+        hrd_verbs_conn_free(l->made);
     if (l->up)
         hrd_agent_link_down(d->agent, l->id, why);
     free(l);
 }
 
-void hrd_link_remove(struct hrd_daemon *d, struct plink *l, const char *why)
+void hrd_link_remove(struct hrd_daemon *d, struct plink *link, const char *why)
 {
-    struct plink **at = &l->peer->links;
-    while (*at != l)
-        at = &(*at)->next;
-    *at = l->next;
-    end_link(d, l, why);
+    for (unsigned i = HRD_RAILS_MAX; i-- > 0;) {
+        struct plink *l = link->rails[i], **at = &link->peer->links;
+        if (!l)
+            continue;
+        while (*at != l)
+            at = &(*at)->next;
+        *at = l->next;
+        end_link(d, l, why);
+    }
 }
 
 void hrd_link_end_all(struct hrd_daemon *d, struct hrd_peer *p, const char *why)
@@ -190,7 +212,7 @@ int hrd_peer_link(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want 
     if (!p || !p->up || p->doomed[0])
         return -ENOENT;
     struct plink *l = link_for(d, p, want);
-    if (l && l->up && !l->down_since) {
+    if (l && l->up && !hrd_rails_down(l)) {
         *link = l->id;
         return 1;
     }
@@ -376,13 +398,17 @@ uint32_t hrd_link_incoming(struct conn *c, char *why, size_t whylen)
 static void say_path(const struct plink *l, unsigned n)
 {
     const struct plink *v = l->peer->links;
+    char rails[400];
+    hrd_rails_text(l, rails, sizeof(rails));
     while (v && !(v->settled && v->why[0]))
         v = v->next;
+    const struct plink *first = hrd_rails_first(l);
     if (!l->tcp)
-        hrd_notice("path to node %s: verbs from and to host memory, %u queue pair%s, service level %u, "
+        hrd_notice("path to node %s: verbs from and to host memory, %s%u queue pair%s, service level %u, "
                    "traffic class %u, connected by %s%s%s",
-                   l->peer->name, n, n == 1 ? "" : "s", l->sl, l->tc, l->rdmacm ? "RDMA-CM" : "exchange",
-                   l->rdmacm ? "" : " instead of RDMA-CM on ", l->rdmacm ? "" : l->setup_why + 5);
+                   l->peer->name, rails, n, n == 1 ? "" : "s", l->sl, l->tc,
+                   first->rdmacm ? "RDMA-CM" : "exchange", first->rdmacm ? "" : " instead of RDMA-CM on ",
+                   first->rdmacm ? "" : first->setup_why + 5);
     else if (v && v->none)
         hrd_notice("path to node %s: tcp, %u stream%s: %s", l->peer->name, n, n == 1 ? "" : "s", v->why);
     else if (v)
@@ -400,7 +426,6 @@ void hrd_link_is_up(struct hrd_daemon *d, struct plink *l, const struct hrd_tran
     snprintf(name, sizeof(name), "%s (%s)", p->name, p->where);
     l->up = true;
     l->tries = 0;
-    l->down_since = 0;
     l->why[0] = '\0';
     hrd_agent_link_up(d->agent, l->id, name, tp, conn);
     say_path(l, n);
@@ -449,6 +474,8 @@ void hrd_link_tick(struct hrd_daemon *d, struct hrd_peer *p)
         if (l->attempt && l->attempt->incoming && uv_now(d->loop) > l->attempt->deadline)
             drop_try(d, l);
         hrd_mend_tick(d, l);
+        if (hrd_rails_incomplete(d, l))
+            hrd_verbs_close(d, l);
         if (l->again_at && uv_now(d->loop) >= l->again_at)
             hrd_verbs_again(d, l);
     }

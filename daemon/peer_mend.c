@@ -31,13 +31,15 @@ static void give_up(struct hrd_daemon *d, struct plink *l)
 /* The path is away from now on. */
 static void note_down(struct hrd_daemon *d, struct plink *l, const char *why)
 {
+    char what[32];
     if (l->down_since)
         return;
     l->down_since = uv_now(d->loop) ? uv_now(d->loop) : 1;
     snprintf(l->down_why, sizeof(l->down_why), "%s", why);
     l->why[0] = '\0';
     d->peers->interrupted++;
-    hrd_warn("the link with node %s is interrupted and made anew: %s", l->peer->name, why);
+    hrd_warn("%s with node %s is interrupted and made anew: %s", hrd_rail_text(l, what, sizeof(what)),
+             l->peer->name, why);
 }
 
 /* ---- attempts --------------------------------------------------------------------------------------------------- */
@@ -46,7 +48,7 @@ static void note_down(struct hrd_daemon *d, struct plink *l, const char *why)
 static bool renew(struct hrd_daemon *d, struct plink *l, struct verbs_try *t)
 {
     struct hrd_verbs_device dev, old = l->lent->dev;
-    if (!hrd_verbs_device(d, l, &old, &dev, t->why, sizeof(t->why)))
+    if (!hrd_verbs_device(d, l, l->rail, &old, &dev, t->why, sizeof(t->why)))
         return false;
     dev.queues = old.queues;
     if (hrd_verbs_conn_renew(l->lent, &dev, t->nonce, t->why, sizeof(t->why)))
@@ -105,17 +107,18 @@ void hrd_mend_failed(struct hrd_daemon *d, struct plink *l, int err, const char 
 
 void hrd_mend_done(struct hrd_daemon *d, struct plink *l)
 {
+    char what[32];
     hrd_setup_done(d, l);
     hrd_verbs_drop(l);
-    hrd_notice("the link with node %s has a new path after %" PRIu64 " ms", l->peer->name,
-               uv_now(d->loop) - l->down_since);
+    hrd_notice("%s with node %s has a new path after %" PRIu64 " ms", hrd_rail_text(l, what, sizeof(what)),
+               l->peer->name, uv_now(d->loop) - l->down_since);
     l->lent = NULL;
     l->asked = false;
     l->down_since = l->retry_at = 0;
     l->why[0] = '\0';
     l->mended++;
     d->peers->mended++;
-    hrd_agent_link_resume(d->agent, l->id);
+    hrd_agent_link_resume(d->agent, l->link->id, l->index);
     hrd_member_link(d, l->peer->no,
                     NULL); /* a communicator is not begun on a path that may never come back */
 }
@@ -126,7 +129,7 @@ bool hrd_peer_mending(struct hrd_daemon *d, uint32_t no, const struct hrd_link_w
     struct hrd_peer *p = d->peers ? hrd_peer_by_no(d->peers, no) : NULL;
     const struct plink *l =
         p && want->transport != HRD_WANT_TCP ? hrd_link_class(d, p, want->sl, want->tc) : NULL;
-    if (!l || !l->up || !l->down_since)
+    if (!l || !l->up || !(l = hrd_rails_down(l)))
         return false;
     snprintf(
         why, len, "the path of their verbs link is away for %" PRIu64 " ms (%.500s); no new one yet: %.300s",
@@ -138,7 +141,7 @@ bool hrd_peer_mending(struct hrd_daemon *d, uint32_t no, const struct hrd_link_w
 
 void hrd_mend_begin(struct hrd_daemon *d, struct plink *l, struct hrd_conn *conn, const char *why)
 {
-    if (!l->up || l->lent)
+    if (!l->in || l->lent)
         return;
     note_down(d, l, why);
     l->lent = (struct hrd_verbs_conn *)conn;
@@ -155,7 +158,7 @@ void hrd_mend_ask(struct hrd_daemon *d, struct plink *l, const char *why)
 {
     note_down(d, l, why);
     if (!l->asked && !l->lent)
-        hrd_agent_link_interrupt(d->agent, l->id, why);
+        hrd_agent_link_interrupt(d->agent, l->link->id, l->index, why);
     l->asked = true;
 }
 

@@ -330,7 +330,7 @@ void hrd_setup_done(struct hrd_daemon *d, struct plink *l)
 void hrd_setup_news(struct hrd_daemon *d, struct plink *l)
 {
     char why[200];
-    if (l->cm && l->up && !l->down_since && hrd_cm_news(l->cm, why, sizeof(why)))
+    if (l->cm && l->in && !l->down_since && hrd_cm_news(l->cm, why, sizeof(why)))
         hrd_mend_ask(d, l, why);
 }
 
@@ -343,6 +343,7 @@ const char *hrd_peer_setup(struct hrd_daemon *d, uint32_t no, const struct hrd_l
     *why = "";
     if (!l || !l->up)
         return NULL;
+    l = hrd_rails_first(l);
     *why = l->setup_why;
     return l->rdmacm ? "RDMA-CM" : "exchange";
 }

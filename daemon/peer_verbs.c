@@ -68,32 +68,57 @@ static void settled(struct hrd_daemon *d, struct plink *l)
     hrd_member_link(d, l->peer->no, NULL); /* who waits for it asks again, and gets tcp */
 }
 
-/* No verbs link of this class with this peer: tcp, or nothing. The text is copied first: it may lie in the attempt. */
-static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
+/* No verbs link of this class with this peer: tcp, or nothing. */
+static void no_link(struct hrd_daemon *d, struct plink *l)
 {
-    char why[sizeof(l->why)];
-    bool required = must(d) || l->verbs->peer_must;
-    l->half = l->verbs->conn || l->verbs->can || l->verbs->peer_can;
-    l->none = l->verbs->none && l->verbs->peer_none;
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(why, sizeof(why), fmt, ap);
-    va_end(ap);
-    memcpy(l->why, why, sizeof(why));
-    hrd_verbs_drop(l);
-    if (required) {
-        tell_refused(d, l, HRP_UNSUPPORTED, why);
+    l->half = l->one_could;
+    l->none = l->no_device;
+    hrd_rails_why(l, l->why, sizeof(l->why));
+    if (l->required) {
+        tell_refused(d, l, HRP_UNSUPPORTED, l->why);
         return;
     }
     settled(d, l);
     l->tries++;
 }
 
+/* The attempt at this rail has ended. When all have, so is what becomes of the link. */
+static void rail_over(struct hrd_daemon *d, struct plink *rail)
+{
+    struct plink *l = rail->link;
+    unsigned made = 0;
+    if (!hrd_rails_over(rail))
+        return;
+    for (unsigned i = 0; i < l->nrails; i++)
+        made += l->rails[i]->made != NULL;
+    if (made > 0)
+        hrd_rails_up(d, l);
+    else
+        no_link(d, l);
+}
+
+/* This rail cannot be. The text is copied first: it may lie in the attempt. */
+static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void settle(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
+{
+    char why[sizeof(l->out_why)];
+    struct plink *link = l->link;
+    link->required = link->required || must(d) || l->verbs->peer_must;
+    link->one_could = link->one_could || l->verbs->conn || l->verbs->can || l->verbs->peer_can;
+    link->no_device = link->nrails == 1 && l->verbs->none && l->verbs->peer_none;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof(why), fmt, ap);
+    va_end(ap);
+    memcpy(l->out_why, why, sizeof(why));
+    hrd_verbs_drop(l);
+    rail_over(d, l);
+}
+
 /* ---- classes ---------------------------------------------------------------------------------------------------- */
 
-/* This class cannot be had now; another communicator may have more luck. */
+/* This class cannot be had now; another communicator may have more luck. All rails of the link are. */
 static void refuse(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 static void refuse(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
@@ -103,9 +128,10 @@ static void refuse(struct hrd_daemon *d, struct plink *l, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(why, sizeof(why), fmt, ap);
     va_end(ap);
+    l = l->link;
     memcpy(l->why, why, sizeof(why));
     l->none = false;
-    hrd_verbs_drop(l);
+    hrd_rails_stop(l);
     tell_refused(d, l, HRP_RESOURCE, why);
 }
 
@@ -116,11 +142,12 @@ static bool class_fits(const struct hrd_daemon *d, const struct plink *l, struct
     *idle = NULL;
     *closing = false;
     for (struct plink *o = l->peer->links; o; o = o->next) {
-        if (o == l || o->tcp || !(o->up || (o->verbs && !o->verbs->fresh)))
+        if (o == l || o->tcp || o->link != o ||
+            !(o->up || (hrd_rails_trying(o) && !(o->verbs && o->verbs->fresh))))
             continue;
         n++;
         *closing = *closing || o->closing;
-        if (o->up && o->users == 0 && !o->closing && !o->down_since && uv_now(d->loop) >= o->keep_until)
+        if (o->up && o->users == 0 && !o->closing && !hrd_rails_down(o) && uv_now(d->loop) >= o->keep_until)
             *idle = o;
     }
     return n < d->cfg.verbs_classes;
@@ -135,17 +162,23 @@ static void no_room_text(const struct hrd_daemon *d, const struct plink *l, char
              l->sl, l->tc, d->cfg.verbs_classes, d->node_name);
 }
 
+void hrd_verbs_close(struct hrd_daemon *d, struct plink *l)
+{
+    l->closing = true;
+    hrd_verbs_send_ready(d, l, HRP_PEER_VERBS_CLOSE, hrd_rails_first(l)->nonce, HRP_OK, "");
+}
+
 /* CLOSE. */
 static bool got_close(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
     static const char why[] = "its class is not in use any more";
     const struct hrp_peer_ready *r = &msg->body.ready;
-    struct plink *l = hrd_link_by_nonce(p, r->nonce);
+    struct plink *rail = hrd_link_by_nonce(p, r->nonce), *l = rail ? rail->link : NULL;
     if (!l || (hrd_peer_dials(d, p->instance) ? !l->closing : r->status != HRP_OK))
         return false;
     if (!hrd_peer_dials(d, p->instance)) {
-        bool free_here = l->users == 0 && !l->down_since;
-        hrd_verbs_send_ready(d, l, HRP_PEER_VERBS_CLOSE, l->nonce, free_here ? HRP_OK : HRP_RESOURCE, "");
+        bool free_here = l->users == 0 && !hrd_rails_down(l);
+        hrd_verbs_send_ready(d, l, HRP_PEER_VERBS_CLOSE, rail->nonce, free_here ? HRP_OK : HRP_RESOURCE, "");
         if (free_here)
             hrd_link_remove(d, l, why);
         return true;
@@ -161,31 +194,54 @@ static bool got_close(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
 
 /* ---- the own end ------------------------------------------------------------------------------------------------ */
 
-static void say_once(struct hrd_daemon *d, const char *text)
+static void say_once(struct hrd_daemon *d, unsigned rail, const char *text)
 {
-    char *said = d->peers->verbs_said;
-    if (strncmp(said, text, sizeof(d->peers->verbs_said) - 1) == 0)
+    char *said = d->peers->verbs_said[rail];
+    if (strncmp(said, text, sizeof(d->peers->verbs_said[0]) - 1) == 0)
         return;
-    snprintf(said, sizeof(d->peers->verbs_said), "%s", text);
-    hrd_notice("verbs: %s", text);
+    snprintf(said, sizeof(d->peers->verbs_said[0]), "%s", text);
+    if (hrd_verbs_rails(&d->cfg) > 1)
+        hrd_notice("verbs, rail %u: %s", rail, text);
+    else
+        hrd_notice("verbs: %s", text);
 }
 
-bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, const struct hrd_verbs_device *same,
-                      struct hrd_verbs_device *dev, char *why, size_t len)
+/* Memory of GPUs is tried with the first device that there is: it is on the first rail of most links. */
+static void device_chosen(struct hrd_daemon *d, unsigned rail, const struct hrd_verbs_device *dev)
+{
+    struct hrd_peers *ps = d->peers;
+    char text[HRD_VERBS_NOTES + 200];
+    bool first = true;
+    snprintf(text, sizeof(text), "%s%s%s", dev->text, dev->note[0] ? "; " : "", dev->note);
+    say_once(d, rail, text);
+    snprintf(ps->verbs_device[rail], sizeof(ps->verbs_device[rail]), "%s", dev->name);
+    for (unsigned i = 0; i < rail; i++)
+        first = first && !ps->verbs_device[i][0];
+    if (d->gpus && first)
+        hrd_gpus_set_nic(d->gpus, dev);
+}
+
+bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, unsigned rail,
+                      const struct hrd_verbs_device *same, struct hrd_verbs_device *dev, char *why,
+                      size_t len)
 {
     const struct hrd_config *c = &d->cfg;
     const struct hrd_net *net = &d->peers->net;
-    struct hrd_verbs_want want = hrd_verbs_want_of(c);
-    char text[HRD_VERBS_NOTES + 200];
+    if (rail >= hrd_verbs_rails(c)) {
+        snprintf(why, len, "verbs_device in hreduced.conf of node %s names %u device%s", d->node_name,
+                 hrd_verbs_rails(c), hrd_verbs_rails(c) == 1 ? "" : "s");
+        return false;
+    }
+    struct hrd_verbs_want want = hrd_verbs_want_of(c, rail);
     want.sl = l->sl;
     want.tc = l->tc;
     want.addr = net->own;
-    want.naddrs = net->local_only ? 0 : net->nown;
+    want.naddrs = net->local_only || rail > 0 ? 0 : net->nown; /* the others have addresses of their own */
     if (same) {
         snprintf(want.device, sizeof(want.device), "%s", same->name);
         want.port = same->port;
     } else {
-        d->peers->verbs_device[0] = 0;
+        d->peers->verbs_device[rail][0] = '\0';
     }
     if (c->transport == 1) {
         snprintf(why, len, "transport = tcp in hreduced.conf of node %s", d->node_name);
@@ -195,16 +251,11 @@ bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, const struct 
         d->verbs = hrd_verbs_load(why, len);
     if (!d->verbs || hrd_verbs_choose(d->verbs, &want, dev, why, len) != 0) {
         if (!same)
-            say_once(d, why);
+            say_once(d, rail, why);
         return false;
     }
-    if (same)
-        return true;
-    snprintf(text, sizeof(text), "%s%s%s", dev->text, dev->note[0] ? "; " : "", dev->note);
-    say_once(d, text);
-    snprintf(d->peers->verbs_device, sizeof(d->peers->verbs_device), "%s", dev->name);
-    if (d->gpus)
-        hrd_gpus_set_nic(d->gpus, dev);
+    if (!same)
+        device_chosen(d, rail, dev);
     return true;
 }
 
@@ -213,7 +264,7 @@ bool hrd_verbs_device(struct hrd_daemon *d, const struct plink *l, const struct 
 static bool look(struct hrd_daemon *d, struct plink *l, struct hrd_verbs_device *dev)
 {
     struct verbs_try *t = l->verbs;
-    if (hrd_verbs_device(d, l, NULL, dev, t->why, sizeof(t->why)))
+    if (hrd_verbs_device(d, l, l->rail, NULL, dev, t->why, sizeof(t->why)))
         return true;
     t->none = d->cfg.transport == 0 && strcmp(d->cfg.verbs_device, "auto") == 0 && hrd_verbs_none(d->verbs);
     return false;
@@ -228,6 +279,9 @@ static void make_end(struct hrd_daemon *d, struct plink *l, unsigned queues)
     uint64_t bytes;
     if (!look(d, l, &dev))
         return;
+    snprintf(l->device, sizeof(l->device), "%.40s port %u", dev.name, dev.port);
+    if (queues > HRP_PEER_STREAMS_MAX / l->link->nrails)
+        queues = HRP_PEER_STREAMS_MAX / l->link->nrails;
     hrd_agent_arena(d->agent, &arena, &bytes);
     t->conn = hrd_verbs_conn_new(&dev, queues, arena, bytes, t->nonce, d->cfg.peer_timeout_ms, t->why,
                                  sizeof(t->why));
@@ -257,6 +311,7 @@ void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
     struct verbs_try *t = l->verbs;
     struct hrp_peer_msg msg = {.type = type};
     struct hrp_peer_verbs *v = &msg.body.verbs;
+    hrd_rail_tell(d, l);
     v->nonce = t->nonce;
     v->flags = must(d) ? HRP_VERBS_MUST : 0;
     v->service_level = l->sl;
@@ -337,16 +392,16 @@ void hrd_verbs_give_up(struct hrd_daemon *d, struct plink *l, const char *why)
 
 static void complete(struct hrd_daemon *d, struct plink *l)
 {
-    struct hrd_verbs_conn *conn = l->verbs->conn;
     if (l->verbs->mend) {
         hrd_mend_done(d, l);
         return;
     }
     l->nonce = l->verbs->nonce;
+    l->made = l->verbs->conn;
     l->verbs->conn = NULL;
     hrd_setup_done(d, l);
     hrd_verbs_drop(l);
-    hrd_link_is_up(d, l, &hrd_transport_verbs, &conn->base, conn->n);
+    rail_over(d, l);
 }
 
 /* The one that an attempt with this number is made at. */
@@ -384,6 +439,25 @@ static void settle_without(struct hrd_daemon *d, struct plink *l, bool own, cons
         settle(d, l, "node %s: %.*s", l->peer->name, len, theirs);
 }
 
+/* The rail of a new link that an OFFER is about; the first of an attempt makes a new one of it. NULL: it makes no sense. */
+static struct plink *offered_rail(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_verbs *v)
+{
+    struct plink *l = hrd_link_class(d, p, v->service_level, v->traffic_class), *idle;
+    const struct hrp_peer_rail *told = p->told.nonce == v->nonce ? &p->told : NULL;
+    unsigned rail = told ? told->rail : 0, of = told ? told->of : 1;
+    uint64_t group = told ? told->group : v->nonce;
+    bool closing;
+    if (group != l->group) {
+        if (l->up)
+            return NULL;
+        hrd_rails_begin(d, l, of, group);
+        l->busy = l->settled && hrd_link_tcp_used(p);
+        l->settled = l->busy;
+        l->full = !class_fits(d, l, &idle, &closing);
+    }
+    return rail < of && of <= l->nrails ? l->rails[rail] : NULL;
+}
+
 static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_peer_msg *msg)
 {
     const struct hrp_peer_verbs *v = &msg->body.verbs;
@@ -391,24 +465,23 @@ static bool got_offer(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp
         return false;
     if (v->link)
         return hrd_mend_offer(d, p, msg);
-    struct plink *l = hrd_link_class(d, p, v->service_level, v->traffic_class);
-    if (l->up)
+    struct plink *l = offered_rail(d, p, v);
+    if (!l)
         return false;
     hrd_verbs_drop(l);
     struct verbs_try *t = hrd_verbs_try_new(d, l, v->nonce);
-    if (l->settled && hrd_link_tcp_used(p)) {
-        t->busy = true;
+    l->peer_rate = p->told.nonce == v->nonce ? p->told.rate : 0;
+    t->busy = l->link->busy;
+    t->full = l->link->full;
+    if (t->busy || l->over) {
+        snprintf(t->why, sizeof(t->why), "the attempt at this rail has ended here");
         hrd_verbs_send_end(d, l, HRP_PEER_VERBS_ANSWER);
         hrd_verbs_drop(l);
         return true;
     }
-    l->settled = false;
     heard(t, v);
-    struct plink *idle;
-    bool closing;
-    if (!class_fits(d, l, &idle, &closing)) {
+    if (t->full) {
         no_room_text(d, l, t->why, sizeof(t->why));
-        t->full = true;
     } else if (v->status == HRP_OK) {
         make_end(d, l, v->queues);
         if (t->conn && hrd_setup_answer(d, l, v, msg->text, msg->text_len))
@@ -440,11 +513,15 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
     if (t->mend)
         return hrd_mend_answer(d, l, msg);
     if (v->status == HRP_REFUSED) {
-        hrd_verbs_drop(l);
-        settled(d, l);
+        hrd_rails_stop(l->link);
+        settled(d, l->link);
         return true;
     }
     heard(t, v);
+    if (p->told.nonce == v->nonce) {
+        l->peer_rate = p->told.rate;
+        hrd_rails_peer_has(d, l->link, p->told.of);
+    }
     if (v->status == HRP_RESOURCE) {
         refuse(d, l, "%.*s", (int)msg->text_len, msg->text ? msg->text : "");
         return true;
@@ -500,6 +577,9 @@ bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
         return got_offer(d, p, msg);
     case HRP_PEER_VERBS_ANSWER:
         return got_answer(d, p, msg);
+    case HRP_PEER_VERBS_RAIL:
+        p->told = msg->body.rail;
+        return true;
     case HRP_PEER_VERBS_LISTEN:
         return got_listen(p, msg);
     case HRP_PEER_VERBS_CLOSE:
@@ -515,7 +595,8 @@ bool hrd_verbs_msg(struct hrd_daemon *d, struct hrd_peer *p, const struct hrp_pe
 
 void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l)
 {
-    if (l->verbs || l->up) /* under way; or up but about to be closed, which the peer has to answer first */
+    if (hrd_rails_trying(l) ||
+        l->up) /* under way; or up but about to be closed, which the peer has to answer first */
         return;
     struct verbs_try *t = hrd_verbs_try_new(d, l, hrd_link_nonce());
     t->dialer = t->fresh = true;
@@ -529,7 +610,10 @@ void hrd_verbs_again(struct hrd_daemon *d, struct plink *l)
     if (!l->peer->up || l->peer->doomed[0] || hrd_link_tcp_used(l->peer))
         return; /* at the next tick */
     /* Where neither had a device the other end may have got one, which both should know. */
-    if (!l->none && !hrd_verbs_device(d, l, NULL, &dev, why, sizeof(why))) {
+    bool any = l->none;
+    for (unsigned i = 0; i < hrd_verbs_rails(&d->cfg); i++)
+        any = any || hrd_verbs_device(d, l, i, NULL, &dev, why, sizeof(why));
+    if (!any) {
         l->again_at = next_try(d, l);
         l->tries++;
         return;
@@ -539,6 +623,16 @@ void hrd_verbs_again(struct hrd_daemon *d, struct plink *l)
     hrd_verbs_begin(d, l);
 }
 
+static void offer(struct hrd_daemon *d, struct plink *l)
+{
+    struct verbs_try *t = hrd_verbs_try_new(d, l, hrd_link_nonce());
+    t->dialer = true;
+    make_end(d, l, HRD_VERBS_QUEUES_MAX);
+    if (t->conn && hrd_setup_offer(d, l))
+        drop_end(t);
+    hrd_verbs_send_end(d, l, HRP_PEER_VERBS_OFFER);
+}
+
 static void start(struct hrd_daemon *d, struct plink *l)
 {
     struct plink *idle;
@@ -546,19 +640,17 @@ static void start(struct hrd_daemon *d, struct plink *l)
     char why[256];
     if (!class_fits(d, l, &idle, &closing)) {
         if (idle && !closing) {
-            idle->closing = true;
-            hrd_verbs_send_ready(d, idle, HRP_PEER_VERBS_CLOSE, idle->nonce, HRP_OK, "");
+            hrd_verbs_close(d, idle);
         } else if (!closing) {
             no_room_text(d, l, why, sizeof(why));
             refuse(d, l, "%s", why);
         }
         return; /* fresh: again at the next turn */
     }
-    l->verbs->fresh = false;
-    make_end(d, l, HRD_VERBS_QUEUES_MAX);
-    if (l->verbs->conn && hrd_setup_offer(d, l))
-        drop_end(l->verbs);
-    hrd_verbs_send_end(d, l, HRP_PEER_VERBS_OFFER);
+    unsigned n = l->peer->minor < HRP_PEER_MINOR_RAILS ? 1 : hrd_verbs_rails(&d->cfg);
+    hrd_rails_begin(d, l, n, hrd_link_nonce());
+    for (unsigned i = 0; i < n; i++)
+        offer(d, l->rails[i]);
 }
 
 static void probe(struct hrd_daemon *d, struct plink *l)

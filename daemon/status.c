@@ -220,8 +220,11 @@ static json_t *comms_json(struct hrd_daemon *d, const struct hrd_snapshot *snap,
     return members;
 }
 
-static void add_link_figures(json_t *o, const struct hrd_snapshot_link *l)
+static void add_link_figures(struct hrd_daemon *d, json_t *o, const struct hrd_snapshot_link *l)
 {
+    json_t *rails = hrd_link_rails_json(d, l->peer, l);
+    if (rails)
+        json_object_set_new(o, "rails", rails);
     json_object_set_new(o, "transport", json_string(l->transport));
     json_object_set_new(o, "address", json_string(l->detail));
     set_int(o, "streams", l->nstreams);
@@ -271,7 +274,7 @@ static json_t *peers_json(struct hrd_daemon *d, const struct hrd_snapshot *snap)
         {
             for (uint32_t k = 0; k < snap->nlinks; k++)
                 if ((json_int_t)snap->link[k].peer == json_integer_value(json_object_get(o, "link")))
-                    add_link_figures(o, &snap->link[k]);
+                    add_link_figures(d, o, &snap->link[k]);
         }
         add_peer_figures(p, links);
     }

@@ -46,11 +46,13 @@ struct hrd_link_handler {
                    const char **why);
     /* The link is broken; called once, from flush, poll or the poller. The handler closes it later. */
     void (*lost)(struct hrd_link *link, const char *why);
-    /* The link's path failed, but nothing is lost: conn, which stays the link's, is lent to its set-up, which makes the path
-       anew and says so with hrd_agent_link_resume(). Until then frames queue up, and nothing arrives. From the poller or
-       interrupt. */
-    void (*interrupted)(struct hrd_link *link, struct hrd_conn *conn, const char *why);
+    /* The path of one of the link's rails failed (0: it has one), but nothing is lost: conn, which stays the link's, is lent
+       to its set-up, which makes the path anew and says so with hrd_agent_link_resume(). Until then frames queue up, and
+       nothing arrives there. From the poller or interrupt. */
+    void (*interrupted)(struct hrd_link *link, unsigned rail, struct hrd_conn *conn, const char *why);
 };
+
+#define HRD_RAILS_MAX 4u
 
 /* The part of a link that is the same for every transport; a transport's link begins with it. */
 struct hrd_link {
@@ -61,6 +63,10 @@ struct hrd_link {
     uint64_t detour_bytes; /* ops of fewer bytes are faster on stream 0 alone; 0: streams are alike */
     uint64_t tx_bytes, rx_bytes, tx_frames, rx_frames;
     uint32_t interruptions, port_downs, device_events;
+    uint64_t rate; /* bytes a second that its device can send, 0: unknown */
+    /* The links that this one is made of, each over a NIC of its own, best known by their `detail`; 0: it is one itself. */
+    unsigned nrails;
+    struct hrd_link *rail[HRD_RAILS_MAX];
     char refusal
         [400]; /* why expose() said no the last time; "": it did not. For whoever clears it before asking */
     char detail[160];
@@ -98,10 +104,12 @@ struct hrd_transport {
     unsigned (*poll)(struct hrd_link *link);
     /* The agent is about to sleep: from now on what arrives wakes its poller. 1: something has arrived already. */
     int (*arm)(struct hrd_link *link);
-    /* The peer says that its end of the path failed: interrupts this one, unless it is already. */
-    void (*interrupt)(struct hrd_link *link, const char *why);
+    /* The peer says that its end of that rail's path failed: interrupts this one, unless it is already. */
+    void (*interrupt)(struct hrd_link *link, unsigned rail, const char *why);
     /* The path is new. */
-    void (*resume)(struct hrd_link *link);
+    void (*resume)(struct hrd_link *link, unsigned rail);
+    /* Where streams are not alike: the one that a large block is to take. */
+    unsigned (*stream_for)(struct hrd_link *link, const struct hrd_tx *tx);
     /* HRD_TP_RDMA: the peer may from now on write into [base, base + len), the slots from `off` on, which no other peer
        reaches. Not 0: it cannot be. The other takes such a range away. */
     int (*expose)(struct hrd_link *link, uint64_t off, void *base, uint64_t len);

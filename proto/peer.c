@@ -33,6 +33,7 @@ static const struct {
     [HRP_PEER_VERBS_CLOSE] = {"VERBS_CLOSE", sizeof(struct hrp_peer_ready), false},
     [HRP_PEER_VERBS_DOWN] = {"VERBS_DOWN", sizeof(struct hrp_peer_ready), true},
     [HRP_PEER_VERBS_LISTEN] = {"VERBS_LISTEN", sizeof(struct hrp_peer_listen), false},
+    [HRP_PEER_VERBS_RAIL] = {"VERBS_RAIL", sizeof(struct hrp_peer_rail), false},
     [HRP_PEER_ASK] = {"ASK", sizeof(struct hrp_peer_ask), false},
     [HRP_PEER_JOINING] = {"JOINING", sizeof(struct hrp_peer_refuse), false},
     [HRP_PEER_WAITS] = {"WAITS", sizeof(struct hrp_peer_refuse), true},
@@ -220,6 +221,10 @@ static bool body_ok(const struct hrp_peer_msg *m)
     case HRP_PEER_VERBS_LISTEN:
         return m->body.listen.nonce != 0 && hrp_addr_check(&m->body.listen.addr) == 0 &&
                m->body.listen.addr.port != 0;
+    case HRP_PEER_VERBS_RAIL:
+        return m->body.rail.nonce != 0 && m->body.rail.group != 0 && m->body.rail.of >= 2 &&
+               m->body.rail.of <= HRP_PEER_RAILS_MAX && m->body.rail.rail < m->body.rail.of &&
+               m->body.rail.reserved == 0 && m->body.rail.reserved1 == 0;
     case HRP_PEER_VERBS_READY:
         return m->body.ready.nonce != 0 && m->body.ready.status != HRP_IN_PROGRESS &&
                m->body.ready.status < HRP_NSTATUS && m->body.ready.reserved == 0;

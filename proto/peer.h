@@ -33,13 +33,14 @@
 #define HRP_PEER_MAGIC 0x70657268u
 #define HRP_PEER_MAJOR 1u
 /* 1: VERBS_*; 2: ASK, TELL, PROBE_* frames; 3: VERBS_LISTEN; 4: HRP_VERBS_NONE, HRP_VERBS_CAN, JOINING, WAITS;
-   5: HRP_PLAN_EAGER_BLOCKS */
-#define HRP_PEER_MINOR 5u
+   5: HRP_PLAN_EAGER_BLOCKS; 6: VERBS_RAIL */
+#define HRP_PEER_MINOR 6u
 #define HRP_PEER_MINOR_ASK 2u
 #define HRP_PEER_MINOR_RDMACM 3u
 #define HRP_PEER_MINOR_NONE 4u
 #define HRP_PEER_MINOR_JOINING 4u
 #define HRP_PEER_MINOR_EAGER_BLOCKS 5u
+#define HRP_PEER_MINOR_RAILS 6u
 #define HRP_PEER_NAME 72u        /* node name, NUL-terminated, rest zero */
 #define HRP_PEER_STREAMS_MAX 16u /* of one link */
 
@@ -136,7 +137,10 @@ enum hrp_peer_type {
     /* To a peer of minor version 4 or later. */
     HRP_PEER_JOINING = 22, /* node -> root: what that join, which is not answered yet, waits for */
     HRP_PEER_WAITS = 23,   /* root -> node: it waits for this (text) */
-    HRP_PEER_NTYPES = 24,
+    /* To a peer of minor version 6 or later: before an OFFER and its ANSWER, when the dialer wants a link of several rails,
+       which one they are about. The link is up with those whose READYs say HRP_OK when all have ended. */
+    HRP_PEER_VERBS_RAIL = 24,
+    HRP_PEER_NTYPES = 25,
 };
 
 struct hrp_peer_hdr {
@@ -273,6 +277,19 @@ struct hrp_peer_listen {
 };
 _Static_assert(sizeof(struct hrp_peer_listen) == 32, "layout");
 
+#define HRP_PEER_RAILS_MAX 4u
+
+struct hrp_peer_rail {
+    uint64_t nonce; /* of the OFFER that follows, or that the ANSWER is to */
+    uint64_t group; /* the same for all rails of this attempt at a link, not 0 */
+    uint64_t rate;  /* bytes a second that the sender's port can send; 0: unknown, or it cannot be used */
+    uint8_t rail;   /* from 0: place in the sender's list of devices */
+    uint8_t of;     /* rails that the dialer wants, 2..HRP_PEER_RAILS_MAX */
+    uint16_t reserved;
+    uint32_t reserved1;
+};
+_Static_assert(sizeof(struct hrp_peer_rail) == 32, "layout");
+
 /*
  * Private data of a connect request by RDMA-CM, one for each queue pair. The nonce ties it to an attempt that the two
  * daemons agreed on over their control connection, and the queue pairs' numbers must be those told there; any other
@@ -318,6 +335,7 @@ struct hrp_peer_msg {
         struct hrp_peer_verbs verbs;
         struct hrp_peer_ready ready;
         struct hrp_peer_listen listen;
+        struct hrp_peer_rail rail;
         struct hrp_peer_ask ask;
         struct hrp_peer_tell tell;
     } body;

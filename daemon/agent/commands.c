@@ -29,6 +29,7 @@ struct command {
     enum command_type type;
     uint64_t sid, comm, bytes;
     uint32_t id; /* buffer, slot, peer, rank or status */
+    unsigned rail;
     int16_t gpu; /* buffer */
     int fd;
     bool tell;
@@ -130,14 +131,14 @@ void hrd_agent_link_down(struct hrd_agent *a, uint32_t peer, const char *why)
     post(a, &(struct command){.type = CMD_LINK_DOWN, .id = peer, .text = copy_text(why)});
 }
 
-void hrd_agent_link_interrupt(struct hrd_agent *a, uint32_t peer, const char *why)
+void hrd_agent_link_interrupt(struct hrd_agent *a, uint32_t peer, unsigned rail, const char *why)
 {
-    post(a, &(struct command){.type = CMD_LINK_INTERRUPT, .id = peer, .text = copy_text(why)});
+    post(a, &(struct command){.type = CMD_LINK_INTERRUPT, .id = peer, .rail = rail, .text = copy_text(why)});
 }
 
-void hrd_agent_link_resume(struct hrd_agent *a, uint32_t peer)
+void hrd_agent_link_resume(struct hrd_agent *a, uint32_t peer, unsigned rail)
 {
-    post(a, &(struct command){.type = CMD_LINK_RESUME, .id = peer});
+    post(a, &(struct command){.type = CMD_LINK_RESUME, .id = peer, .rail = rail});
 }
 
 void hrd_agent_comm_add(struct hrd_agent *a, const struct hrd_comm_spec *spec)
@@ -356,16 +357,16 @@ static void link_interrupt(struct hrd_agent *a, const struct command *cmd)
 {
     struct alink *l = find_link(a, cmd->id);
     if (l && l->link && !l->lost && l->link->tp->interrupt)
-        l->link->tp->interrupt(l->link, cmd->text);
+        l->link->tp->interrupt(l->link, cmd->rail, cmd->text);
 }
 
 static void link_resume(struct hrd_agent *a, const struct command *cmd)
 {
     struct alink *l = find_link(a, cmd->id);
-    if (!l || !l->link || l->lost || !l->interrupted)
+    if (!l || !l->link || l->lost || !(l->interrupted >> cmd->rail & 1))
         return;
-    l->interrupted = false;
-    l->link->tp->resume(l->link);
+    l->interrupted &= ~(1u << cmd->rail);
+    l->link->tp->resume(l->link, cmd->rail);
 }
 
 static void link_down(struct hrd_agent *a, const struct command *cmd)
@@ -460,7 +461,14 @@ static void query(struct hrd_agent *a, uint64_t token)
         o->interruptions = l->link->interruptions;
         o->port_downs = l->link->port_downs;
         o->device_events = l->link->device_events;
-        o->interrupted = l->interrupted;
+        o->interrupted = l->interrupted != 0;
+        o->nrails = l->link->nrails;
+        for (unsigned k = 0; k < o->nrails; k++) {
+            const struct hrd_link *r = l->link->rail[k];
+            snprintf(o->rail[k].detail, sizeof(o->rail[k].detail), "%s", r->detail);
+            o->rail[k].tx_bytes = r->tx_bytes;
+            o->rail[k].rx_bytes = r->rx_bytes;
+        }
         hrd_pools_describe(l, o);
     }
     struct hrd_event *ev = xalloc(1, sizeof(*ev));

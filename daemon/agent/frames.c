@@ -236,16 +236,18 @@ static void link_lost(struct hrd_link *link, const char *why)
     l->a->links_to_close = true;
 }
 
-static void link_interrupted(struct hrd_link *link, struct hrd_conn *conn, const char *why)
+static void link_interrupted(struct hrd_link *link, unsigned rail, struct hrd_conn *conn, const char *why)
 {
     struct alink *l = link->owner;
+    const struct hrd_link *at = link->nrails > 0 ? link->rail[rail] : link;
     struct hrd_event *ev = xalloc(1, sizeof(*ev));
-    l->interrupted = true;
+    l->interrupted |= 1u << rail;
     ev->type = HRD_EV_LINK_INTERRUPTED;
     ev->id = l->peer;
     ev->status = HRP_PEER_LOST;
+    ev->rail = rail;
     ev->conn = conn;
-    snprintf(ev->text, sizeof(ev->text), "%s over %s: %s", link->tp->name, link->detail, why);
+    snprintf(ev->text, sizeof(ev->text), "%s over %s: %s", at->tp->name, at->detail, why);
     hrd_agent_emit_event(l->a, ev);
 }
 

@@ -297,7 +297,8 @@ static void step_send(struct aunit *u, uint32_t i)
         tx->frame.slot = u->credit[s->peer] + slot_of(u, &u->sched->sends[s->peer], s->tag);
     if (tx->frame.len >= BULK_BYTES && l->nstreams > 1 &&
         hrp_sig_bytes(&op->sig, c->nranks) >= l->link->detour_bytes)
-        tx->stream = 1 + (unsigned)(u->index + s->tag) % (l->nstreams - 1);
+        tx->stream = l->link->tp->stream_for ? l->link->tp->stream_for(l->link, tx)
+                                             : 1 + (unsigned)(u->index + s->tag) % (l->nstreams - 1);
     op->txs++;
     c->txs++;
     c->told_wm[s->peer] = c->done_wm;

@@ -78,10 +78,10 @@ struct alink {
     struct hrd_agent *a;
     struct hrd_link *link; /* NULL once closed */
     unsigned nstreams;
-    bool dirty;   /* queued frames to flush at the end of this turn */
-    bool lost;    /* broken: to be closed outside of its own callbacks */
-    bool dropped; /* link_down: answer LINK_GONE */
-    bool interrupted;
+    bool dirty;           /* queued frames to flush at the end of this turn */
+    bool lost;            /* broken: to be closed outside of its own callbacks */
+    bool dropped;         /* link_down: answer LINK_GONE */
+    unsigned interrupted; /* bit: that rail */
     char why[SENTENCE];
     char text[HRP_FRAME_TEXT + 1]; /* payload of the failure frame that is arriving */
     uint64_t gdr, gdr_refused;     /* bit g: it was given the memory of GPU g; its transport refused that */

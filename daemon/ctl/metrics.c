@@ -116,6 +116,53 @@ static void print_link(const json_t *p, const json_t *l)
     }
 }
 
+static void print_rail(const json_t *p, const json_t *r)
+{
+    for (int tx = 0; tx < 2 && json_object_get(r, "tx_bytes"); tx++) {
+        printf("hreduce_rail_bytes_total{");
+        print_label("peer", ctl_str(p, "name", "?"));
+        putchar(',');
+        print_label("device", ctl_str(r, "device", "?"));
+        printf(",rail=\"%" PRId64 "\",direction=\"%s\"} %" PRId64 "\n", ctl_int(r, "rail"), tx ? "tx" : "rx",
+               ctl_int(r, tx ? "tx_bytes" : "rx_bytes"));
+    }
+}
+
+static void print_rail_up(const json_t *p, const json_t *r)
+{
+    printf("hreduce_rail_up{");
+    print_label("peer", ctl_str(p, "name", "?"));
+    putchar(',');
+    print_label("device", ctl_str(r, "device", "?"));
+    printf(",rail=\"%" PRId64 "\"} %d\n", ctl_int(r, "rail"), strcmp(ctl_str(r, "state", ""), "up") == 0);
+}
+
+static void each_rail(const json_t *peers, void (*print)(const json_t *p, const json_t *r))
+{
+    const json_t *p, *l, *r;
+    size_t i, k, j;
+    json_array_foreach(peers, i, p)
+    {
+        json_array_foreach(json_object_get(p, "links"), k, l)
+        {
+            json_array_foreach(json_object_get(l, "rails"), j, r)
+            {
+                print(p, r);
+            }
+        }
+    }
+}
+
+/* Only where verbs_device names several devices. */
+static void print_rails(const json_t *peers)
+{
+    family("hreduce_rail_bytes_total", "counter", "Of that, over each rail of a link over several NICs.");
+    each_rail(peers, print_rail);
+    family("hreduce_rail_up", "gauge",
+           "Whether that rail is in use: 0 when its path is away or it was left out.");
+    each_rail(peers, print_rail_up);
+}
+
 /* How much went to and came from each peer, and how: one series a link and direction; and which peers have no verbs link
    although one of the two ends could. */
 static void print_peers(const json_t *peers)
@@ -131,6 +178,7 @@ static void print_peers(const json_t *peers)
             print_link(p, l);
         }
     }
+    print_rails(peers);
     family("hreduce_peer_fell_back", "gauge",
            "1 for a peer that is reached by tcp instead of verbs, and why.");
     json_array_foreach(peers, i, p)

@@ -14,6 +14,22 @@ static void print_line(const char *label, const char *text)
     putchar('\n');
 }
 
+static void print_rails(const json_t *rails)
+{
+    const json_t *r;
+    size_t i;
+    json_array_foreach(rails, i, r)
+    {
+        if (json_object_get(r, "reason"))
+            print_line("", ctl_format("    rail %" PRId64 " %s: %s", ctl_int(r, "rail"),
+                                      ctl_str(r, "state", "?"), ctl_str(r, "reason", "")));
+        else
+            print_line("", ctl_format("    rail %" PRId64 ": %s, %" PRId64 " queue pairs, connected by %s",
+                                      ctl_int(r, "rail"), ctl_str(r, "address", "?"),
+                                      ctl_int(r, "queue_pairs"), ctl_str(r, "setup", "?")));
+    }
+}
+
 static void print_stage(const json_t *s)
 {
     const json_t *peers = json_object_get(s, "peers"), *p;
@@ -26,6 +42,7 @@ static void print_stage(const json_t *s)
                    ctl_format("node %" PRId64 " %s: %s, %" PRId64 " streams, %s%s%s", ctl_int(p, "node"),
                               ctl_str(p, "name", "?"), ctl_str(p, "transport", "?"), ctl_int(p, "streams"),
                               ctl_str(p, "address", ""), setup[0] ? ", connected by " : "", setup));
+        print_rails(json_object_get(p, "rails"));
         if (json_object_get(p, "send"))
             print_line("", ctl_format("    large blocks sent from %s, received in %s",
                                       ctl_str(p, "send", "?"), ctl_str(p, "receive", "?")));

@@ -110,7 +110,7 @@ static void print_nics(const struct hrd_topo *t, const char *only)
     ctl_table_end(&table, 2);
 }
 
-static void print_topo(const struct hrd_topo *t, const char *only, const char *nvlink)
+static void print_topo(const struct hrd_topo *t, const char *only, const char *rails, const char *nvlink)
 {
     unsigned n = hrd_topo_count(t);
     if (n == 0) {
@@ -125,16 +125,30 @@ static void print_topo(const struct hrd_topo *t, const char *only, const char *n
         print_nics(t, only);
     else
         printf("\nthis machine has no NVIDIA GPU\n");
+    if (rails[0])
+        printf("\nrails of links with other nodes: %s; blocks in host memory go over all, memory of GPUs "
+               "over the first\n",
+               rails);
 }
 
-/* The NIC that this node's daemon uses, where one runs; "" when it cannot be asked or uses none. */
-static void ask_daemon(const struct ctl_options *o, char *nic, size_t len)
+/* The NIC that this node's daemon uses, where one runs; "" when it cannot be asked or uses none. rails: all, where it uses
+   several. */
+static void ask_daemon(const struct ctl_options *o, char *nic, size_t len, char *rails, size_t room)
 {
-    json_t *doc = NULL;
-    nic[0] = 0;
+    json_t *doc = NULL, *list, *name;
+    size_t i;
+    nic[0] = rails[0] = 0;
     ctl_mute(true);
     if (ctl_ask_once(o->socket, HRP_MSG_STATUS, &doc) == CTL_OK)
         snprintf(nic, len, "%s", ctl_str(json_object_get(doc, "peer_port"), "nic", ""));
+    list = json_object_get(json_object_get(doc, "peer_port"), "rails");
+    if (json_array_size(list) > 1) {
+        json_array_foreach(list, i, name)
+        {
+            size_t at = strlen(rails);
+            snprintf(rails + at, room - at, "%s%s", i ? ", " : "", json_string_value(name));
+        }
+    }
     ctl_mute(false);
     json_decref(doc);
 }
@@ -142,13 +156,13 @@ static void ask_daemon(const struct ctl_options *o, char *nic, size_t len)
 int ctl_topo(const struct ctl_options *o)
 {
     struct hrd_topo *t = NULL;
-    char why[512] = "", nic[64] = "";
+    char why[512] = "", nic[64] = "", rails[300] = "";
     if (hrd_topo_load(&t, o->xml, why, sizeof(why)) != 0) {
         ctl_complain("%s", why);
         return CTL_FAILED;
     }
     if (!o->xml) {
-        ask_daemon(o, nic, sizeof(nic));
+        ask_daemon(o, nic, sizeof(nic), rails, sizeof(rails));
         if (hrd_topo_ask_nvml(t, why, sizeof(why)) == 0)
             why[0] = 0;
     }
@@ -163,7 +177,7 @@ int ctl_topo(const struct ctl_options *o)
         putchar('\n');
         json_decref(doc);
     } else {
-        print_topo(t, only, why);
+        print_topo(t, only, rails, why);
     }
     hrd_topo_free(t);
     return CTL_OK;

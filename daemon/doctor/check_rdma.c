@@ -60,15 +60,11 @@ void hrd_check_modules(const struct hrd_machine *m, struct hrd_finding *f)
     }
 }
 
-void hrd_check_rdma_device(const struct hrd_machine *m, struct hrd_finding *f)
+static void check_device(const struct hrd_machine *m, unsigned rail, struct hrd_finding *f)
 {
     struct hrd_verbs_device dev;
     char why[512] = "", pci[HRD_MACHINE_NAME];
-    if (!hrd_wants_rdma(m)) {
-        hrd_find(f, HRD_SKIP, NULL, NULL, "transport = tcp in hreduced.conf");
-        return;
-    }
-    if (hrd_machine_rdma(m, &dev, why, sizeof(why))) {
+    if (hrd_machine_rdma(m, rail, &dev, why, sizeof(why))) {
         hrd_find(f, dev.note[0] ? HRD_WARN : HRD_PASS,
                  "the daemon uses the device, but not as well as it could",
                  "Follow the note; see the verbs_ keys in hreduced.conf(5).", "%s%s%s", dev.text,
@@ -79,13 +75,25 @@ void hrd_check_rdma_device(const struct hrd_machine *m, struct hrd_finding *f)
     bool expected = hrd_needs_rdma(m) || hrd_machine_rdma_hardware(m, pci, sizeof(pci)) ||
                     hrd_machine_exists(m, "/sys/class/infiniband") ||
                     strcmp(m->cfg->verbs_device, "auto") != 0;
-    hrd_find(f, !expected ? HRD_SKIP : bad(m),
-             hrd_needs_rdma(m) ? "the configuration accepts nothing but verbs, so no communicator can be made"
-                               : "data between nodes goes over tcp, which is several times slower",
+    const char *cause =
+        hrd_verbs_rails(m->cfg) > 1 ? "links lack this rail, and without any verbs is not used"
+        : hrd_needs_rdma(m) ? "the configuration accepts nothing but verbs, so no communicator can be made"
+                            : "data between nodes goes over tcp, which is several times slower";
+    hrd_find(f, !expected ? HRD_SKIP : bad(m), cause,
              "Put right what the evidence names, and see the other rdma checks. Where tcp is what you want, "
              "set transport "
              "= tcp.",
              "%s", why);
+}
+
+void hrd_check_rdma_device(const struct hrd_machine *m, struct hrd_finding *f)
+{
+    if (!hrd_wants_rdma(m)) {
+        hrd_find(f, HRD_SKIP, NULL, NULL, "transport = tcp in hreduced.conf");
+        return;
+    }
+    for (unsigned rail = 0; rail < hrd_verbs_rails(m->cfg); rail++)
+        check_device(m, rail, f);
 }
 
 void hrd_check_rdma_access(const struct hrd_machine *m, struct hrd_finding *f)

@@ -75,12 +75,13 @@ bool hrd_machine_own(const struct hrd_machine *m, struct hrd_net *net, char *net
     return netif[0] != 0;
 }
 
-bool hrd_machine_rdma(const struct hrd_machine *m, struct hrd_verbs_device *dev, char *why, size_t len)
+bool hrd_machine_rdma(const struct hrd_machine *m, unsigned rail, struct hrd_verbs_device *dev, char *why,
+                      size_t len)
 {
-    struct hrd_verbs_want want = hrd_verbs_want_of(m->cfg);
+    struct hrd_verbs_want want = hrd_verbs_want_of(m->cfg, rail);
     struct hrd_net net;
     char netif[IFNAMSIZ];
-    if (hrd_machine_own(m, &net, netif, sizeof(netif)) && !net.local_only) {
+    if (rail == 0 && hrd_machine_own(m, &net, netif, sizeof(netif)) && !net.local_only) {
         want.addr = net.own;
         want.naddrs = net.nown;
     }
@@ -92,8 +93,12 @@ bool hrd_machine_rdma(const struct hrd_machine *m, struct hrd_verbs_device *dev,
 unsigned hrd_machine_port(const struct hrd_machine *m, const struct hrd_nic *nic)
 {
     char state[64];
-    if (m->cfg->verbs_port != HRD_VERBS_AUTO)
-        return m->cfg->verbs_port;
+    for (unsigned i = 0; i < hrd_verbs_rails(m->cfg); i++) {
+        struct hrd_verbs_want want = hrd_verbs_want_of(m->cfg, i);
+        bool its = strcmp(want.device, "auto") == 0 || strcmp(want.device, nic->name) == 0;
+        if (its && want.port != HRD_VERBS_AUTO)
+            return want.port;
+    }
     for (unsigned port = 1; hrd_machine_text(m, state, sizeof(state), "%s/ports/%u/state", nic->base, port);
          port++)
         if (strstr(state, "ACTIVE"))
@@ -120,12 +125,11 @@ unsigned hrd_machine_nics(const struct hrd_machine *m, struct hrd_nic *out)
 {
     char names[HRD_MAX_NICS][HRD_MACHINE_NAME], netif[IFNAMSIZ];
     struct hrd_net net;
-    bool any = strcmp(m->cfg->verbs_device, "auto") == 0;
     unsigned n = 0;
     unsigned found =
         hrd_wants_rdma(m) ? hrd_machine_list(m, "/sys/class/infiniband", names, HRD_MAX_NICS - 1) : 0;
     for (unsigned i = 0; i < found; i++) {
-        if (!any && strcmp(names[i], m->cfg->verbs_device) != 0)
+        if (!hrd_verbs_named(m->cfg, names[i]))
             continue;
         struct hrd_nic *d = &out[n++];
         *d = (struct hrd_nic){.rdma = true, .mbit = rdma_mbit(m, names[i])};

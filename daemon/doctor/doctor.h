@@ -124,7 +124,8 @@ struct hrd_nic {
 /* RDMA devices that the configuration allows, and the interface of the own address. */
 unsigned hrd_machine_nics(const struct hrd_machine *m, struct hrd_nic *out);
 /* The device and port that links would take now; false with a sentence. Opens devices. */
-bool hrd_machine_rdma(const struct hrd_machine *m, struct hrd_verbs_device *dev, char *why, size_t len);
+bool hrd_machine_rdma(const struct hrd_machine *m, unsigned rail, struct hrd_verbs_device *dev, char *why,
+                      size_t len);
 /* The port of an RDMA device that counts: the configured one, or the first that is ACTIVE, or 1. */
 unsigned hrd_machine_port(const struct hrd_machine *m, const struct hrd_nic *nic);
 /* PCI addresses of NVIDIA's GPUs. */

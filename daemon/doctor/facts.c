@@ -66,7 +66,7 @@ static json_t *rdma_json(const struct hrd_machine *m)
     struct hrd_verbs_device dev;
     char why[512], file[64];
     unsigned n = hrd_machine_nics(m, nic), at = 0;
-    bool used = hrd_wants_rdma(m) && hrd_machine_rdma(m, &dev, why, sizeof(why));
+    bool used = hrd_wants_rdma(m) && hrd_machine_rdma(m, 0, &dev, why, sizeof(why));
     json_t *o = json_object();
     while (at < n && !(nic[at].rdma && (!used || strcmp(nic[at].name, dev.name) == 0)))
         at++;

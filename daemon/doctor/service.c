@@ -57,6 +57,7 @@ struct ask {
     /* PROBE, LINK */
     bool wanted; /* the peer was asked for the link, too */
     bool probing;
+    uint32_t link;     /* probing: it must not go meanwhile */
     uint64_t retry_at; /* uv_now() */
     char why[400];     /* what the last attempt at the link failed with */
     /* back */
@@ -99,6 +100,8 @@ static void drop(struct ask *a)
     for (unsigned i = 0; i < MAX_DIALS; i++)
         free(a->dialed[i]);
     free(a->text);
+    if (a->probing)
+        hrd_link_use(a->d, a->link, -1);
     uv_close((uv_handle_t *)&a->timer, ask_closed);
 }
 
@@ -421,6 +424,8 @@ static void link_step(struct ask *a)
         return;
     }
     a->probing = true;
+    a->link = link;
+    hrd_link_use(a->d, link, 1);
     hrd_agent_probe(a->d->agent, link, a->id);
 }
 

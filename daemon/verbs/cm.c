@@ -44,8 +44,11 @@ struct hrd_cm_setup {
 struct hrd_cm {
     const struct hrd_rdmacm *api;
     struct rdma_event_channel *channel;
-    struct rdma_cm_id *listener;
-    struct hrp_addr at; /* of the listener */
+    struct cm_listener {       /* one for each address */
+        struct rdma_cm_id *id; /* NULL: none */
+        struct hrp_addr at;
+    } listener[HRD_RAILS_MAX];
+    unsigned last_listener;
     struct hrd_cm_setup *setups;
     uint64_t rejected;
     struct hrd_log_limit log;
@@ -81,7 +84,8 @@ static void drop_id(struct hrd_cm *cm, struct rdma_cm_id **id)
 
 void hrd_cm_free(struct hrd_cm *cm)
 {
-    drop_id(cm, &cm->listener);
+    for (unsigned i = 0; i < HRD_RAILS_MAX; i++)
+        drop_id(cm, &cm->listener[i].id);
     cm->api->destroy_channel(cm->channel);
     free(cm);
 }
@@ -154,11 +158,18 @@ bool hrd_cm_address(struct hrd_cm *cm, const struct hrd_verbs_device *dev, const
 int hrd_cm_listen(struct hrd_cm *cm, struct hrp_addr *addr, char *why, size_t len)
 {
     char text[HRD_ADDR_TEXT], one[160] = "";
-    if (cm->listener && hrd_addr_same_ip(&cm->at, addr)) {
-        *addr = cm->at;
-        return 0;
+    struct cm_listener *l = NULL;
+    for (unsigned i = 0; i < HRD_RAILS_MAX; i++) {
+        if (cm->listener[i].id && hrd_addr_same_ip(&cm->listener[i].at, addr)) {
+            *addr = cm->listener[i].at;
+            return 0;
+        }
+        if (!cm->listener[i].id)
+            l = &cm->listener[i];
     }
-    drop_id(cm, &cm->listener);
+    if (!l) /* of an address that is no rail's any more, more likely than not */
+        l = &cm->listener[cm->last_listener++ % HRD_RAILS_MAX];
+    drop_id(cm, &l->id);
     addr->port = 0;
     struct rdma_cm_id *id = bound_id(cm, addr, one, sizeof(one));
     int err = id ? cm->api->listen(id, BACKLOG) : EADDRNOTAVAIL;
@@ -172,10 +183,8 @@ int hrd_cm_listen(struct hrd_cm *cm, struct hrp_addr *addr, char *why, size_t le
                  hrd_addr_text(addr, text, sizeof(text)), one);
         return -err;
     }
-    cm->listener = id;
-    cm->at = *addr;
-    cm->at.port = cm->api->port(id);
-    *addr = cm->at;
+    addr->port = cm->api->port(id);
+    *l = (struct cm_listener){.id = id, .at = *addr};
     return 0;
 }
 
@@ -594,9 +603,11 @@ static void on_event(struct hrd_cm *cm, const struct hrd_cm_event *ev)
         on_request(cm, ev);
         return;
     }
-    if (ev->id == cm->listener) { /* made anew when it is needed next */
-        if (ev->type == RDMA_CM_EVENT_DEVICE_REMOVAL)
-            drop_id(cm, &cm->listener);
+    for (unsigned k = 0; k < HRD_RAILS_MAX; k++) {
+        if (ev->id != cm->listener[k].id)
+            continue;
+        if (ev->type == RDMA_CM_EVENT_DEVICE_REMOVAL) /* made anew when it is needed next */
+            drop_id(cm, &cm->listener[k].id);
         return;
     }
     struct hrd_cm_setup *s = owner_of(cm, ev->id, &i);

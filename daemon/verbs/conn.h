@@ -58,7 +58,8 @@ struct hrd_vregion {
     uint64_t off, len; /* slots [off, off + len) */
     uint64_t addr;     /* remote address of off */
     uint32_t rkey;
-    uint32_t withdrawn; /* 1: off and len name a region that is no more; addr and rkey 0 */
+    uint16_t withdrawn; /* 1: off and len name a region that is no more; addr and rkey 0 */
+    uint16_t rail;      /* that reaches it, 0: the first or only one */
 };
 _Static_assert(sizeof(struct hrd_vregion) == 32, "layout");
 
@@ -110,8 +111,9 @@ struct hrd_verbs_conn {
     char *arena;
     uint64_t arena_len;
     uint64_t nonce;
-    uint64_t stall_ns; /* the peer gives no credits for so long: it is lost */
-    bool first;        /* this end spoke first */
+    uint64_t stall_ns;  /* the peer gives no credits for so long: it is lost */
+    uint64_t peer_rate; /* bytes a second that the peer's device can send; 0: unknown */
+    bool first;         /* this end spoke first */
     unsigned n;
     struct hrd_verbs_queue q[HRD_VERBS_QUEUES_MAX];
     struct hrd_verbs_end local, remote;
@@ -169,5 +171,9 @@ static inline uint32_t hrd_wr_slot(uint64_t id)
 }
 
 extern const struct hrd_transport hrd_transport_verbs;
+/* A link over several NICs (rails.c), made of the connections of 2 or more, which it takes. NULL with errno; then they are
+   still the caller's. */
+extern const struct hrd_transport hrd_transport_rails;
+struct hrd_conn *hrd_rails_conn_new(struct hrd_verbs_conn *const *c, unsigned n);
 
 #endif

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* How good a GID is; the best of all ports is taken, the first of equals. */
@@ -61,8 +62,20 @@ static void note(struct hrd_verbs_device *d, const char *fmt, ...)
     va_end(ap);
 }
 
-struct hrd_verbs_want hrd_verbs_want_of(const struct hrd_config *c)
+unsigned hrd_verbs_rails(const struct hrd_config *c)
 {
+    unsigned n = 1;
+    for (const char *at = c->verbs_device; (at = strchr(at, ',')); at++)
+        n++;
+    return n;
+}
+
+struct hrd_verbs_want hrd_verbs_want_of(const struct hrd_config *c, unsigned rail)
+{
+    const char *at = c->verbs_device;
+    for (; rail > 0; rail--)
+        at = strchr(at, ',') + 1;
+    int name = (int)strcspn(at, ":,");
     struct hrd_verbs_want want = {.port = c->verbs_port,
                                   .gid_index = c->verbs_gid_index,
                                   .pkey = c->verbs_pkey,
@@ -72,8 +85,20 @@ struct hrd_verbs_want hrd_verbs_want_of(const struct hrd_config *c)
                                   .timeout = c->verbs_timeout,
                                   .retry = c->verbs_retry,
                                   .queues = c->verbs_queue_pairs};
-    snprintf(want.device, sizeof(want.device), "%s", c->verbs_device);
+    snprintf(want.device, sizeof(want.device), "%.*s", name, at);
+    if (at[name] == ':')
+        want.port = (uint32_t)strtoul(at + name + 1, NULL, 10);
     return want;
+}
+
+bool hrd_verbs_named(const struct hrd_config *c, const char *name)
+{
+    for (unsigned i = 0; i < hrd_verbs_rails(c); i++) {
+        struct hrd_verbs_want want = hrd_verbs_want_of(c, i);
+        if (strcmp(want.device, "auto") == 0 || strcmp(want.device, name) == 0)
+            return true;
+    }
+    return false;
 }
 
 /* ---- GIDs --------------------------------------------------------------------------------------------------- */

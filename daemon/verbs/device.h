@@ -68,8 +68,12 @@ bool hrd_verbs_none(const struct hrd_verbs *v);
 struct ibv_context *hrd_verbs_open(const struct hrd_verbs *v, const char *name, char *why, size_t len);
 /* Fills text by the other members. */
 void hrd_verbs_describe(struct hrd_verbs_device *d);
-/* What the configuration says; addr is the caller's to fill in. */
-struct hrd_verbs_want hrd_verbs_want_of(const struct hrd_config *c);
+/* How many devices the configuration names, 1 with auto: the rails of a link. */
+unsigned hrd_verbs_rails(const struct hrd_config *c);
+/* What the configuration says of that rail, which is one of them; addr is the caller's to fill in. */
+struct hrd_verbs_want hrd_verbs_want_of(const struct hrd_config *c, unsigned rail);
+/* Whether it may use the device of this name. */
+bool hrd_verbs_named(const struct hrd_config *c, const char *name);
 /* The address that a GID of RoCE is (port 0), and whether it is that one. */
 struct hrp_addr hrd_verbs_gid_addr(const union ibv_gid *gid);
 bool hrd_verbs_gid_is(const union ibv_gid *gid, const struct hrp_addr *a);

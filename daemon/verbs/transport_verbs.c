@@ -56,7 +56,7 @@ static void region_done(struct hrd_tx *tx, int err)
 static void verbs_send(struct hrd_link *base, struct hrd_tx *tx);
 
 /* Goes the way of all frames on stream 0, hence before any CREDIT that names a slot in it. */
-static void tell_region(struct vlink *l, const struct hrd_vregion *r)
+static void tell_region(const struct vlink *l, const struct hrd_vregion *r)
 {
     struct note {
         struct hrd_tx tx;
@@ -65,9 +65,10 @@ static void tell_region(struct vlink *l, const struct hrd_vregion *r)
     if (!n)
         abort();
     n->r = *r;
+    n->r.rail = (uint16_t)l->rail;
     n->tx =
         (struct hrd_tx){.payload = &n->r, .done = region_done, .owner = n}; /* frame type 0: not a frame */
-    verbs_send(&l->base, &n->tx);
+    verbs_send(&l->rails[0]->base, &n->tx);
 }
 
 static int verbs_expose(struct hrd_link *base, uint64_t off, void *at, uint64_t len)
@@ -122,6 +123,11 @@ static const struct region *find_region(const struct region *r, uint64_t off, ui
     return r;
 }
 
+bool hrd_vlink_reaches(const struct vlink *l, uint64_t slot, const void *payload, uint64_t len)
+{
+    return find_region(l->remote, slot, len) && hrd_vlink_payload(l, payload, len);
+}
+
 /* What the peer said. Nothing is believed that would matter to anybody but the peer: its keys reach its own memory. */
 static const char *got_region(struct vlink *l, const char *at, uint32_t len)
 {
@@ -129,6 +135,9 @@ static const char *got_region(struct vlink *l, const char *at, uint32_t len)
     if (len != sizeof(v))
         return "a region message of a wrong length";
     memcpy(&v, at, sizeof(v));
+    if (v.rail >= l->nrails)
+        return "a region of a rail that there is not";
+    l = l->rails[v.rail];
     struct region **pr = &l->remote;
     while (*pr && ((*pr)->off != v.off || (*pr)->len != v.len))
         pr = &(*pr)->next;
@@ -462,7 +471,8 @@ static const char *handle_message(struct vlink *l, unsigned i, const char *at, u
     case HRD_VMSG_MORE:
         return q->in_frame && m.len ? payload_part(l, i, at, m.len) : "payload that belongs to no frame";
     case HRD_VMSG_REGION:
-        return i == 0 && !q->in_frame ? got_region(l, at, m.len) : "a region message out of place";
+        return l->rail == 0 && i == 0 && !q->in_frame ? got_region(l, at, m.len)
+                                                      : "a region message out of place";
     case HRD_VMSG_CREDIT:
         return m.len == 0 && m.credits ? NULL : "a credit message that gives nothing";
     default:
@@ -601,7 +611,7 @@ static void check_silent(struct vlink *l)
             snprintf(text, sizeof(text),
                      "nothing sent on queue pair %u of %s port %u was acknowledged for %" PRIu64 " ms", i,
                      l->dev.name, l->dev.port, (now - q->silent_since) / 1000000);
-            hrd_vlink_interrupt(&l->base, text);
+            hrd_vlink_interrupt(&l->base, 0, text);
         }
     }
 }
@@ -703,6 +713,7 @@ void hrd_vlink_describe(struct vlink *l)
     const struct hrd_verbs_conn *c = l->c;
     char at[64];
     l->dev = c->dev;
+    l->base.rate = c->peer_rate && c->peer_rate < c->dev.rate ? c->peer_rate : c->dev.rate;
     if (c->dev.global)
         snprintf(l->base.detail, sizeof(l->base.detail), "%.100s to %s", c->dev.text,
                  hrd_verbs_gid_text(&c->remote.gid, at, sizeof(at)));
@@ -723,6 +734,8 @@ static struct hrd_link *verbs_open(struct hrd_conn *conn, struct hrd_poller *pol
     l->base =
         (struct hrd_link){.tp = &hrd_transport_verbs, .handler = handler, .owner = owner, .nstreams = c->n};
     l->poller = poller;
+    l->rails[0] = l;
+    l->nrails = 1;
     l->c = c;
     hrd_vlink_describe(l);
     for (unsigned i = 0; i < c->n; i++) {

@@ -80,6 +80,10 @@ struct vlink {
     char why[400]; /* DRAINING: what failed; "": not known yet. LENT: it cannot be made anew any more */
     struct region *own, *remote;
     unsigned nremote;
+    /* The rails of the link that this one is a part of, itself among them. What one may be written into is told on the first
+       one's first queue pair, hence before any CREDIT that names a slot in it. */
+    struct vlink *rails[HRD_RAILS_MAX];
+    unsigned nrails, rail;
     struct vmemory *memory;
     struct hrd_tx *sent_first, *sent_last; /* done() to be called */
     struct vqueue q[HRD_VERBS_QUEUES_MAX];
@@ -109,6 +113,9 @@ void hrd_vlink_drop_memory(struct hrd_link *base, const char *at);
 /* All of it; the queue pairs are gone. */
 void hrd_vlink_free_memory(struct vlink *l);
 
+/* Whether this rail can write len bytes of payload into the peer's slots from `slot` on. */
+bool hrd_vlink_reaches(const struct vlink *l, uint64_t slot, const void *payload, uint64_t len);
+
 /* vlink_path.c */
 /* The link is lost, for this reason. */
 void hrd_vlink_broken(struct vlink *l, const char *why);
@@ -118,8 +125,8 @@ void hrd_vlink_failed(struct vlink *l, const struct ibv_wc *wc);
 /* DRAINING: goes on with it; how many completions it handled. */
 unsigned hrd_vlink_drain(struct vlink *l);
 /* hrd_transport.interrupt, .resume */
-void hrd_vlink_interrupt(struct hrd_link *base, const char *why);
-void hrd_vlink_resume(struct hrd_link *base);
+void hrd_vlink_interrupt(struct hrd_link *base, unsigned rail, const char *why);
+void hrd_vlink_resume(struct hrd_link *base, unsigned rail);
 /* Asynchronous events of the device wait. */
 void hrd_vlink_events(struct hrd_pollable *p, uint32_t events);
 

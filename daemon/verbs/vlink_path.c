@@ -92,9 +92,10 @@ static void interrupt(struct vlink *l, const char *why)
                            IBV_QP_STATE); /* one that does not obey is not drained in time */
 }
 
-void hrd_vlink_interrupt(struct hrd_link *base, const char *why)
+void hrd_vlink_interrupt(struct hrd_link *base, unsigned rail, const char *why)
 {
     struct vlink *l = (struct vlink *)base;
+    (void)rail;
     interrupt(l, why);
     hrd_vlink_drain(l);
 }
@@ -133,7 +134,7 @@ static void lend(struct vlink *l)
     l->why[0] = '\0';
     l->base.interruptions++;
     hrd_poller_del(l->poller, &l->completions);
-    l->base.handler->interrupted(&l->base, &l->c->base, text);
+    l->base.handler->interrupted(&l->base, 0, &l->c->base, text);
 }
 
 unsigned hrd_vlink_drain(struct vlink *l)
@@ -162,9 +163,10 @@ unsigned hrd_vlink_drain(struct vlink *l)
     return total;
 }
 
-void hrd_vlink_resume(struct hrd_link *base)
+void hrd_vlink_resume(struct hrd_link *base, unsigned rail)
 {
     struct vlink *l = (struct vlink *)base;
+    (void)rail;
     if (l->state != V_LENT)
         return;
     read_events(l); /* of the old queue pairs */

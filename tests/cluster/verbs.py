@@ -273,6 +273,13 @@ def test_gpu_memory():
         exchange_stage = [s for s in document["path"]["stages"] if s["stage"] == "exchange"][0]
         for peer in exchange_stage["peers"]:
             check((peer["send"], peer["receive"]) == ("GPU memory", "GPU memory"), f"{orders}: {peer}")
+    done, document = gpu_job("devices 2; gpu dmabuf", "verbs_device = fakeib0,fakeib1")
+    check(document is not None, f"two rails: {done.stdout[-1500:]} {done.stderr[-1500:]}")
+    exchange_stage = [s for s in document["path"]["stages"] if s["stage"] == "exchange"][0]
+    for peer in exchange_stage["peers"]:
+        check((peer["send"], peer["receive"]) == ("GPU memory", "GPU memory"), f"two rails: {peer}")
+        sent = [rail["tx_bytes"] for rail in peer["rails"]]
+        check(sent[0] > 256 << 10 > sent[1], f"memory of GPUs goes over the first rail, not {sent}")
     done, _ = gpu_job("gpu none", "require = gdr")
     check(done.returncode == 1, f"{done.returncode}: {done.stdout[-1500:]} {done.stderr[-1500:]}")
     for word in ("require = gdr", "dmabuf", "Operation not supported", "Bad address"):

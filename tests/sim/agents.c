@@ -48,17 +48,24 @@ static void *map(uint64_t bytes)
 
 static void connect_verbs(struct sim *s, uint32_t i, uint32_t j)
 {
-    struct hrd_verbs_conn *a, *b;
+    struct hrd_verbs_conn *a[HRD_RAILS_MAX], *b[HRD_RAILS_MAX];
+    const struct hrd_transport *tp = s->rails > 1 ? &hrd_transport_rails : &hrd_transport_verbs;
     void *arena_a, *arena_b;
     uint64_t len_a, len_b;
     char name[16];
     hrd_agent_arena(s->node[i].agent, &arena_a, &len_a);
     hrd_agent_arena(s->node[j].agent, &arena_b, &len_b);
-    fake_verbs_pair(&a, arena_a, len_a, &b, arena_b, len_b, SIM_STREAMS);
+    for (unsigned r = 0; r < s->rails; r++) {
+        snprintf(name, sizeof(name), "fake%u", r);
+        struct hrd_verbs_device dev = fake_verbs_device_of(name);
+        fake_verbs_pair_on(&dev, &a[r], arena_a, len_a, &b[r], arena_b, len_b, SIM_STREAMS);
+    }
     snprintf(name, sizeof(name), "n%u", j);
-    hrd_agent_link_up(s->node[i].agent, j + 100, name, &hrd_transport_verbs, &a->base);
+    hrd_agent_link_up(s->node[i].agent, j + 100, name, tp,
+                      s->rails > 1 ? hrd_rails_conn_new(a, s->rails) : &a[0]->base);
     snprintf(name, sizeof(name), "n%u", i);
-    hrd_agent_link_up(s->node[j].agent, i + 100, name, &hrd_transport_verbs, &b->base);
+    hrd_agent_link_up(s->node[j].agent, i + 100, name, tp,
+                      s->rails > 1 ? hrd_rails_conn_new(b, s->rails) : &b[0]->base);
 }
 
 void sim_link_tcp(struct hrd_agent *a, uint32_t peer, const char *name, const int *fd, unsigned n)
@@ -119,8 +126,9 @@ void sim_start(struct sim *s, uint32_t nnodes, uint32_t nranks, const uint32_t *
     s->nranks = nranks;
     memcpy(s->node_of_rank, node_of_rank, nranks * sizeof(uint32_t));
     s->verbs = o->verbs || sim_over_verbs;
+    s->rails = o->rails > 1 ? o->rails : 1;
     if (s->verbs)
-        fake_verbs_plain();
+        fake_verbs_rails(s->rails, o->lanes);
     start_agents(s, o);
     for (uint32_t i = 0; i < nnodes; i++)
         for (uint32_t j = i + 1; j < nnodes; j++)
@@ -153,16 +161,18 @@ static void interrupted(struct sim *s, uint32_t i, uint32_t j, const struct hrd_
         hrd_agent_link_down(s->node[j].agent, i + 100, "the other end closed the link");
         return;
     }
-    s->lent[i][j] = ev->conn;
-    if (!s->lent[j][i])
-        hrd_agent_link_interrupt(s->node[j].agent, i + 100, "the other end says so");
+    s->lent[i][j][ev->rail] = ev->conn;
+    if (!s->lent[j][i][ev->rail])
+        hrd_agent_link_interrupt(s->node[j].agent, i + 100, ev->rail, "the other end says so");
 }
 
 /* 1: done; 0: not yet; negative: with a sentence. */
 static int mend_pair(struct hrd_verbs_conn *a, struct hrd_verbs_conn *b, char *why, size_t len)
 {
     static uint64_t nonce = 1000;
-    struct hrd_verbs_device dev = fake_verbs_device();
+    struct hrd_verbs_device dev;
+    if (!fake_verbs_find(a->dev.name, &dev))
+        return 0;
     dev.queues = (uint8_t)a->n;
     nonce++;
     if (hrd_verbs_conn_renew(a, &dev, nonce, why, len) || hrd_verbs_conn_renew(b, &dev, nonce, why, len))
@@ -180,27 +190,32 @@ static int mend_pair(struct hrd_verbs_conn *a, struct hrd_verbs_conn *b, char *w
     return ra == 1 && rb == 1;
 }
 
+static void mend_rail(struct sim *s, uint32_t i, uint32_t j, unsigned rail)
+{
+    struct hrd_conn **a = &s->lent[i][j][rail], **b = &s->lent[j][i][rail];
+    char why[512] = "?";
+    if (!*a || !*b)
+        return;
+    int r = mend_pair((struct hrd_verbs_conn *)*a, (struct hrd_verbs_conn *)*b, why, sizeof(why));
+    if (r == 0)
+        return;
+    *a = *b = NULL;
+    s->mended += r == 1;
+    if (r == 1) {
+        hrd_agent_link_resume(s->node[i].agent, j + 100, rail);
+        hrd_agent_link_resume(s->node[j].agent, i + 100, rail);
+    } else {
+        hrd_agent_link_down(s->node[i].agent, j + 100, why);
+        hrd_agent_link_down(s->node[j].agent, i + 100, why);
+    }
+}
+
 static void mend(struct sim *s)
 {
-    char why[512] = "?";
     for (uint32_t i = 0; i < s->nnodes; i++)
-        for (uint32_t j = i + 1; j < s->nnodes; j++) {
-            if (!s->lent[i][j] || !s->lent[j][i])
-                continue;
-            int r = mend_pair((struct hrd_verbs_conn *)s->lent[i][j], (struct hrd_verbs_conn *)s->lent[j][i],
-                              why, sizeof(why));
-            if (r == 0)
-                continue;
-            s->lent[i][j] = s->lent[j][i] = NULL;
-            s->mended += r == 1;
-            if (r == 1) {
-                hrd_agent_link_resume(s->node[i].agent, j + 100);
-                hrd_agent_link_resume(s->node[j].agent, i + 100);
-            } else {
-                hrd_agent_link_down(s->node[i].agent, j + 100, why);
-                hrd_agent_link_down(s->node[j].agent, i + 100, why);
-            }
-        }
+        for (uint32_t j = i + 1; j < s->nnodes; j++)
+            for (unsigned rail = 0; rail < s->rails; rail++)
+                mend_rail(s, i, j, rail);
 }
 
 void sim_events(struct sim *s)

@@ -48,7 +48,8 @@ struct sim {
     bool verbs;
     bool mend;       /* interrupted links are made anew, see sim_events() */
     unsigned mended; /* how often */
-    struct hrd_conn *lent[SIM_MAX_NODES][SIM_MAX_NODES]; /* of an interrupted link: from, to */
+    unsigned rails;
+    struct hrd_conn *lent[SIM_MAX_NODES][SIM_MAX_NODES][HRD_RAILS_MAX]; /* of an interrupted rail: from, to */
     struct sim_node node[SIM_MAX_NODES];
     struct sim_rank rank[SIM_MAX_RANKS];
     uint32_t node_of_rank[SIM_MAX_RANKS];
@@ -62,7 +63,9 @@ struct sim_options {
     struct hrp_comm_config comm;
     uint64_t unit_bytes, unit_min_bytes;
     uint32_t eager_limit;
-    bool verbs; /* links over the fake verbs layer (of fake_verbs_plain()) instead of socket pairs */
+    bool verbs;     /* links over the fake verbs layer (of fake_verbs_plain()) instead of socket pairs */
+    unsigned rails; /* or, more than 1, of fake_verbs_rails() */
+    const unsigned *lanes;
 };
 
 /* The same for every sim_start(): a test program runs its tests over all of them. */

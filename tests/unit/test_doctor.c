@@ -239,6 +239,13 @@ static void test_device(void **state)
     expect("rdma-device", HRD_WARN, "no RoCE address is one of those");
     set("verbs_gid_index", "3");
     expect("rdma-device", HRD_PASS, "fake0 port 1, RoCE v2, GID 3");
+    fake_verbs_rails(2, NULL);
+    snprintf(cfg.verbs_device, sizeof(cfg.verbs_device), "fake0,fake1:1");
+    expect("rdma-device", HRD_PASS, "fake1 port 1, RoCE v2, GID 3 (10.0.1.1)");
+    fake_verbs_device_port(1, false);
+    expect("rdma-device", HRD_WARN, "port 1 of fake1 is DOWN");
+    fake_verbs_plain();
+    snprintf(cfg.verbs_device, sizeof(cfg.verbs_device), "auto");
     set("verbs_gid_index", "7");
     expect("rdma-device", HRD_WARN, "verbs_gid_index = 7");
     set("transport", "tcp");

@@ -394,7 +394,7 @@ static void test_mended_by_exchange(void **state)
     begin_cm();
     link_up(true);
     fake_cm_answer(FAKE_CM_ADDR, RDMA_CM_EVENT_ADDR_ERROR, -EINVAL, 100);
-    hrd_agent_link_interrupt(d[1].agent, verbs_of(1)->id, "the path failed");
+    hrd_agent_link_interrupt(d[1].agent, verbs_of(1)->id, 0, "the path failed");
     wait_mended(1);
     const char *why;
     assert_string_equal(hrd_peer_setup(&d[0], peer_of(0)->no, &any, &why), "exchange");
@@ -402,7 +402,7 @@ static void test_mended_by_exchange(void **state)
     assert_string_equal(hrd_peer_setup(&d[1], peer_of(1)->no, &any, &why), "exchange");
     assert_non_null(strstr(why, "node n0: it asked for exchange this time"));
     fake_cm_answer(FAKE_CM_ADDR, RDMA_CM_EVENT_ADDR_ERROR, 0, 0);
-    hrd_agent_link_interrupt(d[0].agent, verbs_of(0)->id, "the path failed");
+    hrd_agent_link_interrupt(d[0].agent, verbs_of(0)->id, 0, "the path failed");
     wait_mended(2);
     connected_by("RDMA-CM", "");
     end();
@@ -416,7 +416,7 @@ static void test_quiet_while_down(void **state)
     d[0].cfg.verbs_setup = HRD_SETUP_RDMACM;
     link_up(true);
     fake_cm_answer(FAKE_CM_ADDR, RDMA_CM_EVENT_ADDR_ERROR, -EINVAL, 1000);
-    hrd_agent_link_interrupt(d[1].agent, verbs_of(1)->id, "the path failed");
+    hrd_agent_link_interrupt(d[1].agent, verbs_of(1)->id, 0, "the path failed");
     for (int i = 0; i < 20000 && fake_cm_calls(FAKE_CM_ADDR) < 6; i++) {
         turn();
         assert_int_equal(fake_cm_connected(), 4);

@@ -66,6 +66,10 @@ static void verbs_sample(struct hrp_peer_msg *m)
         m->body.listen =
             (struct hrp_peer_listen){.nonce = 9, .addr = {.family = 4, .port = 40000, .ip = {10, 0, 0, 1}}};
         break;
+    case HRP_PEER_VERBS_RAIL:
+        m->body.rail =
+            (struct hrp_peer_rail){.nonce = 9, .group = 7, .rate = UINT64_C(12500000000), .rail = 3, .of = 4};
+        break;
     case HRP_PEER_VERBS_DOWN:
         m->body.ready = (struct hrp_peer_ready){.nonce = 9, .status = HRP_PEER_LOST};
         m->text = "RETRY_EXC_ERR";
@@ -138,6 +142,7 @@ static struct hrp_peer_msg sample(unsigned type)
     case HRP_PEER_VERBS_READY:
     case HRP_PEER_VERBS_CLOSE:
     case HRP_PEER_VERBS_LISTEN:
+    case HRP_PEER_VERBS_RAIL:
     case HRP_PEER_VERBS_DOWN:
         verbs_sample(&m);
         break;
@@ -362,6 +367,13 @@ static void test_verbs_fields(void **state)
     WRONG(HRP_PEER_VERBS_LISTEN, m.body.listen.nonce = 0);
     WRONG(HRP_PEER_VERBS_LISTEN, m.body.listen.addr.port = 0);
     WRONG(HRP_PEER_VERBS_LISTEN, m.body.listen.addr.family = 5);
+    WRONG(HRP_PEER_VERBS_RAIL, m.body.rail.nonce = 0);
+    WRONG(HRP_PEER_VERBS_RAIL, m.body.rail.group = 0);
+    WRONG(HRP_PEER_VERBS_RAIL, m.body.rail.rail = 4);
+    WRONG(HRP_PEER_VERBS_RAIL, m.body.rail.of = 1);
+    WRONG(HRP_PEER_VERBS_RAIL, m.body.rail.of = HRP_PEER_RAILS_MAX + 1);
+    WRONG(HRP_PEER_VERBS_RAIL, m.body.rail.reserved = 1);
+    WRONG(HRP_PEER_VERBS_RAIL, m.body.rail.reserved1 = 1);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.service_level = 16);
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.got[0] = 1); /* of a new link */
     WRONG(HRP_PEER_VERBS_OFFER, m.body.verbs.link = 1; m.body.verbs.got[2] = 1);

@@ -362,7 +362,7 @@ static void test_mended(void **state)
     unsigned objects = fake_verbs_objects();
     for (unsigned round = 0; round < 8; round++) {
         if (round % 4 != 2)
-            hrd_agent_link_interrupt(d[round % 2].agent, id[round % 2], "the path failed");
+            hrd_agent_link_interrupt(d[round % 2].agent, id[round % 2], 0, "the path failed");
         /* An agent that has not taken the new path yet passes it over, as one of the old queue pairs. */
         for (int i = 0;
              i < 2000 && round % 4 == 2 && d[0].peers->interrupted + d[1].peers->interrupted == 2 * round;
@@ -389,7 +389,7 @@ static void test_mended_later(void **state)
     begin();
     link_up(true);
     fake_verbs_port(false);
-    hrd_agent_link_interrupt(d[1].agent, verbs_of(1)->id, "RETRY_EXC_ERR");
+    hrd_agent_link_interrupt(d[1].agent, verbs_of(1)->id, 0, "RETRY_EXC_ERR");
     for (int i = 0; i < 1200; i++)
         turn();
     assert_int_not_equal(verbs_of(0)->down_since, 0);
@@ -409,7 +409,7 @@ static void test_begins_when_mended(void **state)
     begin();
     link_up(true);
     fake_verbs_port(false);
-    hrd_agent_link_interrupt(d[0].agent, verbs_of(0)->id, "RETRY_EXC_ERR");
+    hrd_agent_link_interrupt(d[0].agent, verbs_of(0)->id, 0, "RETRY_EXC_ERR");
     for (int i = 0; i < 20000 && !(verbs_of(0)->down_since && verbs_of(1)->down_since); i++)
         turn();
     for (int round = 0; round < 2; round++, turns(600)) /* before and after attempts that fail */
@@ -444,7 +444,7 @@ static void test_not_mended(void **state)
         link_up(true);
         d[0].cfg.peer_timeout_ms = d[1].cfg.peer_timeout_ms = how ? 60000 : 1500;
         fake_verbs_port(how);
-        hrd_agent_link_interrupt(d[0].agent, verbs_of(0)->id, "RETRY_EXC_ERR");
+        hrd_agent_link_interrupt(d[0].agent, verbs_of(0)->id, 0, "RETRY_EXC_ERR");
         for (int i = 0; how && i < 20000 && !verbs_of(0)->lent; i++)
             turn();
         if (how)
@@ -461,7 +461,7 @@ static void test_end_while_mending(void **state)
         begin();
         link_up(true);
         fake_verbs_hold(turns % 2);
-        hrd_agent_link_interrupt(d[turns / 2 % 2].agent, verbs_of(turns / 2 % 2)->id, "the path failed");
+        hrd_agent_link_interrupt(d[turns / 2 % 2].agent, verbs_of(turns / 2 % 2)->id, 0, "the path failed");
         for (int i = 0; i < turns / 2; i++)
             turn();
         end();
@@ -593,7 +593,7 @@ static void test_mended_class(void **state)
     uint32_t link[2];
     begin();
     assert_true(get(&want, link));
-    hrd_agent_link_interrupt(d[0].agent, link[0], "the path failed");
+    hrd_agent_link_interrupt(d[0].agent, link[0], 0, "the path failed");
     for (int i = 0; i < 20000 && !(hrd_link_by_id(d[0].peers, link[0])->mended &&
                                    hrd_link_by_id(d[1].peers, link[1])->mended);
          i++)

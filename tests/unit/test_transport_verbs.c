@@ -452,6 +452,7 @@ enum kind {
     REGION_SHORT,
     REGION_TWICE,
     REGION_UNKNOWN,
+    REGION_OF_NO_RAIL,
     CREDIT_OUTSIDE,
     NKINDS,
 };
@@ -482,6 +483,7 @@ static const char *const words[NKINDS] = {"immediate value",
                                           "wrong length",
                                           "cannot be",
                                           "never announced",
+                                          "a rail that there is not",
                                           "outside of the memory"};
 
 /* A posted op of the victim's and its grant, as the frame that would answer it. */
@@ -607,6 +609,10 @@ static void bad_memory(struct victim *v, enum kind kind)
         break;
     case REGION_TWICE:
         say(v, 0, HRD_VMSG_REGION, 0, &r, sizeof(r));
+        say(v, 0, HRD_VMSG_REGION, 0, &r, sizeof(r));
+        break;
+    case REGION_OF_NO_RAIL:
+        r.rail = 1;
         say(v, 0, HRD_VMSG_REGION, 0, &r, sizeof(r));
         break;
     case REGION_UNKNOWN:
