@@ -56,7 +56,7 @@ static void test_defaults(void **state)
     assert_int_equal(c.peer_timeout_ms, 10000);
     assert_int_equal(c.op_timeout_ms, 600000);
     assert_int_equal(c.arena_bytes, 64 << 20);
-    assert_true(hrd_config_unit_min(&c) == (c.io_threads ? 256 : 512) << 10);
+    assert_true(hrd_config_unit_min(&c) == (uint64_t)(c.io_threads ? 256 : 512) << 10);
     c.unit_bytes = 128 << 10;
     assert_int_equal(hrd_config_unit_min(&c), 128 << 10); /* never a contradiction of the two */
     assert_int_equal(hrd_config_check(&c, NULL, NULL), 0);
