@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <hwloc.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +120,10 @@ static void leave_out_plugins(hwloc_topology_t hw)
         hwloc_topology_set_components(hw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, plugin[i]);
 }
 
+/* Every GPU has a thread that asks how far the NICs are. hwloc's topologies are independent, but libudev, which it
+   asks for names, has a seed of its hash tables that all threads share and set without a lock. */
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+
 int hrd_topo_load(struct hrd_topo **out, const char *xml, char *why, size_t len)
 {
     struct hrd_topo *t = calloc(1, sizeof(*t));
@@ -134,7 +139,12 @@ int hrd_topo_load(struct hrd_topo **out, const char *xml, char *why, size_t len)
     } else {
         leave_out_plugins(t->hw);
         hwloc_topology_set_io_types_filter(t->hw, HWLOC_TYPE_FILTER_KEEP_ALL);
-        if (hwloc_topology_load(t->hw) != 0) {
+        pthread_mutex_lock(&loading);
+        int loaded = hwloc_topology_load(t->hw);
+        int err = errno;
+        pthread_mutex_unlock(&loading);
+        errno = err;
+        if (loaded != 0) {
             r = errno ? -errno : -EINVAL;
             snprintf(why, len, "hwloc cannot read the topology of %s (%s)", xml ? xml : "this machine",
                      strerror(-r));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Relations of PCIe devices and the choice of NICs, on topologies as hwloc records them (tests/lib/topo). */
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -200,6 +201,36 @@ static void test_this_machine(void **state)
     hrd_topo_free(t);
 }
 
+static void *load_some(void *start)
+{
+    pthread_barrier_wait(start);
+    for (int i = 0; i < 3; i++) {
+        struct hrd_topo *t = NULL;
+        char why[256] = "";
+        if (hrd_topo_load(&t, NULL, why, sizeof(why)) != 0)
+            return start;
+        hrd_topo_free(t);
+    }
+    return NULL;
+}
+
+/* The GPUs' threads ask at the same time; what is wrong with it is for TSan to say. */
+static void test_several_threads(void **state)
+{
+    (void)state;
+    pthread_t thread[4];
+    pthread_barrier_t start;
+    pthread_barrier_init(&start, NULL, 4);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, load_some, &start), 0);
+    for (unsigned i = 0; i < 4; i++) {
+        void *failed = NULL;
+        pthread_join(thread[i], &failed);
+        assert_null(failed);
+    }
+    pthread_barrier_destroy(&start);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -213,6 +244,7 @@ int main(void)
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_bad_file),
         cmocka_unit_test(test_this_machine),
+        cmocka_unit_test(test_several_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
