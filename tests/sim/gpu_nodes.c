@@ -90,7 +90,7 @@ void gpu_nodes_start(uint32_t nnodes, uint32_t nranks, const uint32_t *map, cons
     use_fake();
     struct hrd_gpus_config cfg = w->cfg;
     cfg.idle_ms = cfg.idle_ms ? cfg.idle_ms : 60000;
-    cfg.pair_ms = 3000;
+    cfg.pair_ms = 30000; /* a simulated copy may take seconds where other tests run, too */
     cfg.node_name = "n0";
     for (uint32_t n = 0; n < nnodes; n++)
         o->agent_gpus[n] = w->gpus[n] = hrd_gpus_new(&cfg);
