@@ -28,9 +28,9 @@ struct hcl_gpu_memory {
     struct hcl_gpu_memory *next;
     hrg_ptr base;
     uint64_t bytes;
-    uint32_t id;    /* the daemon's name for it */
-    bool refused;   /* it has none: why[] */
-    bool stale;     /* another allocation lies there now */
+    uint32_t id;  /* the daemon's name for it */
+    bool refused; /* it has none: why[] */
+    bool stale;   /* another allocation lies there now, or the daemon could not be told yet that it may go */
     unsigned users; /* ops that are not over */
     uint64_t used_ns;
     char why[256];
@@ -55,20 +55,24 @@ void hcl_gpu_memories_deinit(struct hcl_gpu_memories *m)
 
 /* ---- giving up ----------------------------------------------------------------------------------------------------- */
 
-/* Under the lock. */
-static void drop(struct hcl_context *ctx, struct hcl_gpu_memory *g)
+/* Under the lock; nobody uses it. False: the daemon does not read now. It is not found any more, and dropped later. */
+static bool drop(struct hcl_context *ctx, struct hcl_gpu_memory *g)
 {
     struct hcl_gpu_memory **p = &ctx->gpu.list;
     while (*p != g)
         p = &(*p)->next;
-    *p = g->next;
-    ctx->gpu.n--;
     if (!g->refused && !hcl_context_lost(ctx)) {
         struct hrp_msg msg = {.type = HRP_MSG_FREE};
         msg.body.buffer.id = g->id;
-        hcl_send_only(ctx, &msg, HRP_MSG_DONE);
+        if (!hcl_send_only(ctx, &msg, HRP_MSG_DONE) && !hcl_context_lost(ctx)) {
+            g->stale = true;
+            return false;
+        }
     }
+    *p = g->next;
+    ctx->gpu.n--;
     free(g);
+    return true;
 }
 
 void hcl_gpu_unuse(struct hcl_context *ctx, struct hcl_op *op)
@@ -80,6 +84,7 @@ void hcl_gpu_unuse(struct hcl_context *ctx, struct hcl_op *op)
         op->memory[i] = NULL;
         pthread_mutex_lock(&ctx->gpu.lock);
         g->users--;
+        g->used_ns = hcl_now();
         if (g->users == 0 && g->stale)
             drop(ctx, g);
         pthread_mutex_unlock(&ctx->gpu.lock);
@@ -88,13 +93,13 @@ void hcl_gpu_unuse(struct hcl_context *ctx, struct hcl_op *op)
 
 void hcl_gpu_expire(struct hcl_context *ctx)
 {
-    uint64_t now = hcl_now();
     /* A post that looks up memory holds it over calls of the driver, for which the watcher cannot wait: the next tick will do. */
     if (pthread_mutex_trylock(&ctx->gpu.lock) != 0)
         return;
+    uint64_t now = hcl_now(); /* under the lock: nothing was used later than that */
     for (struct hcl_gpu_memory *g = ctx->gpu.list, *next; g != NULL; g = next) {
         next = g->next;
-        if (g->users == 0 && now - g->used_ns > IDLE_NS)
+        if (g->users == 0 && (g->stale || now - g->used_ns > IDLE_NS))
             drop(ctx, g);
     }
     pthread_mutex_unlock(&ctx->gpu.lock);
@@ -109,9 +114,7 @@ static bool make_room(struct hcl_context *ctx)
     for (struct hcl_gpu_memory *g = ctx->gpu.list; g != NULL; g = g->next)
         if (g->users == 0 && (oldest == NULL || g->used_ns < oldest->used_ns))
             oldest = g;
-    if (oldest != NULL)
-        drop(ctx, oldest);
-    return oldest != NULL;
+    return oldest != NULL && drop(ctx, oldest);
 }
 
 /* ---- looking up ---------------------------------------------------------------------------------------------------- */
@@ -312,6 +315,20 @@ static struct hcl_gpu_memory *import(struct hcl_context *ctx, const struct hrg_d
     return g;
 }
 
+/* It is not even known what to ask the daemon for, or there is no room to remember its answer. */
+static void say_why_staged(struct hcl_comm *comm, bool room)
+{
+    if (room)
+        snprintf(comm->gpu->staged_because, sizeof(comm->gpu->staged_because),
+                 "the driver does not say where its allocation begins, or it lies in more than %u mappings",
+                 HRP_GPU_PARTS_MAX);
+    else
+        snprintf(comm->gpu->staged_because, sizeof(comm->gpu->staged_because),
+                 "all of the %u allocations that are kept for the daemon are in use by operations under way; "
+                 "use fewer at a time",
+                 MEMORIES_MAX);
+}
+
 /*
  * Under post_lock, which makes this the only one of its comm. The memory of [p, p + bytes) with a use of it for the caller, or
  * NULL with *result: it is to be staged (HCLIENT_OK), or the session is lost.
@@ -327,8 +344,10 @@ static struct hcl_gpu_memory *find(struct hcl_comm *comm, hrg_ptr p, uint64_t by
         bool room = make_room(ctx);
         pthread_mutex_unlock(&ctx->gpu.lock);
         g = room ? import(ctx, drv, p, bytes, result) : NULL;
-        if (g == NULL)
+        if (g == NULL) {
+            say_why_staged(comm, room);
             return NULL;
+        }
         pthread_mutex_lock(&ctx->gpu.lock);
         g->used_ns = hcl_now();
         g->next = ctx->gpu.list;
@@ -394,15 +413,11 @@ static uint64_t staged_bytes(const struct hcl_comm *comm, const struct hcl_call 
 /* Memory that the daemon cannot have would go through host memory. */
 static hclient_result_t refuse_p2p(const struct hcl_comm *comm, const struct hcl_call *c)
 {
-    const char *why = comm->gpu->staged_because;
     return hcl_fail(
         HCLIENT_UNSUPPORTED,
         "%s: p2p is required (by the job, or by require in a hreduced.conf), but this GPU memory would be "
         "copied through host memory: %s",
-        c->name,
-        why[0] != '\0' ? why
-                       : "the driver does not say where its allocation begins, or 256 allocations are "
-                         "in use");
+        c->name, comm->gpu->staged_because);
 }
 
 static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
