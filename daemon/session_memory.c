@@ -78,8 +78,9 @@ int hrd_session_charge(struct hrd_session_priv *p, struct hrd_charge *c, uint64_
 
 struct release {
     uv_work_t work;
-    struct hrd_sessions *ss;
+    struct hrd_daemon *d;
     struct hrd_memory mem;
+    uint64_t sid, cookie;
 };
 
 static void release_on_worker(uv_work_t *work)
@@ -93,12 +94,16 @@ static void release_done(uv_work_t *work, int status)
     struct release *r = work->data;
     (void)status;
     hrd_charge_drop(&r->mem.charge);
-    r->ss->releasing--;
+    r->d->sessions->releasing--;
+    struct hrd_session_priv *p = r->cookie ? hrd_session_lookup(r->d, r->sid) : NULL;
+    if (p)
+        hrd_session_done(&p->pub, r->cookie);
     free(r);
 }
 
-/* Unmaps; the charge goes when the memory is really gone. */
-static void give_back(struct hrd_session_priv *p, struct hrd_memory *mem)
+/* Unmaps; the charge goes when the memory is really gone, and only then is the request of that cookie (0: none) answered: who
+   asks for more on the answer must find it free. */
+static void give_back(struct hrd_session_priv *p, struct hrd_memory *mem, uint64_t cookie)
 {
     struct hrd_sessions *ss = p->d->sessions;
     if (!mem->base)
@@ -108,8 +113,10 @@ static void give_back(struct hrd_session_priv *p, struct hrd_memory *mem)
     struct release *r = mem->len > RELEASE_INLINE ? calloc(1, sizeof(*r)) : NULL;
     if (r) {
         r->work.data = r;
-        r->ss = ss;
+        r->d = p->d;
         r->mem = *mem;
+        r->sid = p->pub.sid;
+        r->cookie = cookie;
         ss->releasing++;
         if (uv_queue_work(p->d->loop, &r->work, release_on_worker, release_done) == 0) {
             *mem = (struct hrd_memory){0};
@@ -121,6 +128,8 @@ static void give_back(struct hrd_session_priv *p, struct hrd_memory *mem)
     munmap(mem->base, mem->len);
     hrd_charge_drop(&mem->charge);
     *mem = (struct hrd_memory){0};
+    if (cookie)
+        hrd_session_done(&p->pub, cookie);
 }
 
 /* The mapping becomes the session's: registered with the guard and counted. */
@@ -303,7 +312,7 @@ void hrd_session_slot_free(struct hrd_session *s, uint32_t slot)
     struct hrd_session_priv *p = s->priv;
     if (slot >= p->nslots || !p->slots[slot].taken)
         return;
-    give_back(p, &p->slots[slot].window);
+    give_back(p, &p->slots[slot].window, 0);
     p->slots[slot] = (struct hrd_slot){.generation = p->slots[slot].generation + 1};
 }
 
@@ -457,8 +466,7 @@ void hrd_session_buffer_gone(struct hrd_session_priv *p, uint32_t id)
         hrd_session_gpu_release(p, b);
         return;
     }
-    give_back(p, &b->mem);
-    hrd_session_done(&p->pub, b->drop_cookie);
+    give_back(p, &b->mem, b->drop_cookie);
     free(b);
 }
 
@@ -468,14 +476,14 @@ void hrd_session_unmap_all(struct hrd_session_priv *p)
         while (p->buffers[i]) {
             struct hrd_buffer *b = p->buffers[i];
             p->buffers[i] = b->next;
-            give_back(p, &b->mem);
+            give_back(p, &b->mem, 0);
             free(b);
         }
     }
     for (uint32_t i = 0; i < p->nslots; i++)
-        give_back(p, &p->slots[i].window);
+        give_back(p, &p->slots[i].window, 0);
     free(p->slots);
     p->slots = NULL;
     p->nslots = 0;
-    give_back(p, &p->segment);
+    give_back(p, &p->segment, 0);
 }

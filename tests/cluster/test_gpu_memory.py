@@ -7,6 +7,7 @@ announced and never sent, left behind by a process that is killed. What the daem
 import ctypes
 import json
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -14,7 +15,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helper_hreduced import (  # noqa: E402
-    BUILD, DONE, ERROR, FREE, REGISTERED, Client, Daemon, check, run_tests, wait_for,
+    BUILD, DONE, ERROR, FREE, REGISTERED, SCALE, Client, Daemon, check, run_tests, wait_for,
 )
 
 IMPORT_GPU, GPU_PART = 20, 21
@@ -131,6 +132,67 @@ def test_registered_and_freed():
         idle(daemon)
         number(client.ask(IMPORT_GPU, body))  # and up again
         check(in_use(daemon) == 1, f"{gpus(daemon)}")
+
+
+def holds(daemon):
+    """Descriptors, mappings and KiB in memory."""
+    with open(f"/proc/{daemon.process.pid}/maps", encoding="ascii") as maps:
+        lines = sum(1 for _ in maps)
+    with open(f"/proc/{daemon.process.pid}/status", encoding="ascii") as status:
+        resident = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+    return descriptors(daemon), lines, resident
+
+
+def ask_many(client, kind, bodies):
+    """Answers in the order of the requests, a few of which are under way at a time."""
+    answers = []
+    for at in range(0, len(bodies), 25):
+        first = client.cookie + 1
+        for body in bodies[at:at + 25]:
+            client.send(kind, body)
+        got = {m.cookie: m for m in (client.receive() for _ in bodies[at:at + 25])}
+        answers += [got[first + i] for i in range(len(got))]
+    return answers
+
+
+def again(client, body, times):
+    """Registers and frees the same memory."""
+    for at in range(0, times, 100):
+        buffers = [number(m) for m in ask_many(client, IMPORT_GPU, [body] * min(100, times - at))]
+        for m in ask_many(client, FREE, [struct.pack("=II", buffer, 0) for buffer in buffers]):
+            check(m.type == DONE, "no DONE")
+
+
+def test_the_same_again_and_again():
+    gpu = Gpu()
+    times = 2000 if SCALE > 1 else 100000
+    with daemon_with_gpus() as daemon:
+        client, other = Client(daemon), Client(daemon)
+        body = gpu.legacy(MIB)
+        kept = number(other.ask(IMPORT_GPU, body))
+        again(client, body, 1000)
+        before = holds(daemon)
+        again(client, body, times)
+        # 2000 at a time are one mapping.
+        buffers = [number(m) for m in ask_many(client, IMPORT_GPU, [body] * 2000)]
+        live = holds(daemon)
+        check(mapped(daemon) == 1 and live[0] <= before[0] and live[1] <= before[1] + 8, f"{before} -> {live}")
+        random.Random(5).shuffle(buffers)
+        for m in ask_many(client, FREE, [struct.pack("=II", buffer, 0) for buffer in buffers]):
+            check(m.type == DONE, "no DONE")
+        # And each time the last user goes with it.
+        free(other, kept)
+        wait_for("the mapping to be closed", lambda: mapped(daemon) == 0)
+        for _ in range(times // 50):
+            free(client, number(client.ask(IMPORT_GPU, body)))
+        client.send(IMPORT_GPU, announce(gpu.uuid, 2 * MIB, VMM, 1))
+        send_part(client, gpu.part(), 0)
+        free(client, number(client.receive()))
+        after = holds(daemon)
+        print(f"descriptors, mappings, KiB: {before} before, {live} with 2000 registrations, {after} after", flush=True)
+        check(after[0] <= before[0] and after[1] <= before[1] + 8, f"{before} -> {after}")
+        check(SCALE > 1 or after[2] <= before[2] + 4096, f"{before} -> {after}")
+        check(mapped(daemon) == 0, f"{gpus(daemon)}")
 
 
 def test_refused_in_words():

@@ -255,12 +255,22 @@ long ht_shm_entries(void)
     return count_entries("/dev/shm");
 }
 
-long ht_rss_kib(pid_t pid)
+static long status_kib(pid_t pid, const char *field)
 {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
-    uint64_t kib = hpf_proc_kib(path, "VmRSS");
+    uint64_t kib = hpf_proc_kib(path, field);
     return kib ? (long)kib : -1;
+}
+
+long ht_rss_kib(pid_t pid)
+{
+    return status_kib(pid, "VmRSS");
+}
+
+long ht_space_kib(pid_t pid)
+{
+    return status_kib(pid, "VmSize");
 }
 
 long ht_maps(pid_t pid)

@@ -79,6 +79,7 @@ char *ht_status(struct hpf_cluster *c, unsigned node);
 long ht_fds(pid_t pid);
 long ht_threads(pid_t pid);
 long ht_rss_kib(pid_t pid);
+long ht_space_kib(pid_t pid); /* of addresses, used or not */
 long ht_maps(pid_t pid);
 /* Entries of /dev/shm. */
 long ht_shm_entries(void);
