@@ -37,7 +37,7 @@ struct hcl_gpu {
     /* Under post_lock: memory of the call that is being posted; and what ops on this comm did, for the path report. */
     struct hcl_gpu_memory *found[2];
     uint64_t imported_ops, staged_ops, alone_ops, deferred_ops;
-    char staged_because[256];
+    char staged_because[512];
 };
 
 /* ---- gpu_device.c -------------------------------------------------------------------------------------------------- */

@@ -33,7 +33,7 @@ struct hcl_gpu_memory {
     bool stale;   /* another allocation lies there now, or the daemon could not be told yet that it may go */
     unsigned users; /* ops that are not over */
     uint64_t used_ns;
-    char why[256];
+    char why[512];
     unsigned nparts;
     struct part part[];
 };
@@ -254,6 +254,7 @@ static bool export(const struct hrg_driver *drv, struct hcl_gpu_memory *g, struc
         return false;
     }
     memcpy(m->uuid, uuid.bytes, sizeof(m->uuid));
+    m->mig = (uint32_t)hrg_device_is_mig(drv, dev);
     m->bytes = g->bytes;
     *part = NULL;
     if (managed) {

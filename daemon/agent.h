@@ -219,7 +219,7 @@ struct hrd_snapshot_comm {
     char last_plan[256];  /* the plan of the last op in words */
     /* GPUDirect RDMA, of the last large op whose buffers were in GPU memory: where its blocks lie between reading and
        writing them (empty: there was none), and why they are not, all of them, where the adapter reaches the GPU. */
-    char gdr_used[256], gdr_why[512], gdr_remedy[240];
+    char gdr_used[512], gdr_why[512], gdr_remedy[240];
     uint64_t gdr_units, gdr_full; /* units on a GPU; in host memory because there was no room */
 };
 

@@ -333,7 +333,7 @@ static void exchange_stage(json_t *stages, struct hrd_daemon *d, const struct hr
 /* Where the blocks of large operations over GPU memory lie between the local stages and the exchange. */
 static void memory_stage(json_t *stages, const struct hrd_snapshot_comm *c)
 {
-    char used[320];
+    char used[640];
     if (!c->gdr_used[0])
         return;
     int n = snprintf(used, sizeof(used), "%s", c->gdr_used);

@@ -209,9 +209,9 @@ int hrg_error_is_sticky(hrg_result error)
     }
 }
 
-void hrg_uuid_text(const struct hrg_uuid *uuid, char text[HRG_UUID_TEXT])
+void hrg_uuid_text(const struct hrg_uuid *uuid, int mig, char text[HRG_UUID_TEXT])
 {
-    int at = snprintf(text, HRG_UUID_TEXT, "GPU-");
+    int at = snprintf(text, HRG_UUID_TEXT, mig ? "MIG-" : "GPU-");
     for (int i = 0; i < 16; i++)
         at += snprintf(text + at, HRG_UUID_TEXT - (size_t)at, "%s%02x",
                        i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid->bytes[i]);
@@ -222,4 +222,12 @@ hrg_result hrg_device_uuid(const struct hrg_driver *drv, hrg_device dev, struct 
     if (drv->DeviceGetUuid_v2 != NULL)
         return drv->DeviceGetUuid_v2(uuid, dev);
     return drv->DeviceGetUuid(uuid, dev);
+}
+
+int hrg_device_is_mig(const struct hrg_driver *drv, hrg_device dev)
+{
+    /* Of an instance the older call gives the UUID of the GPU that it is a part of. */
+    struct hrg_uuid own, gpu;
+    return drv->DeviceGetUuid_v2 != NULL && drv->DeviceGetUuid_v2(&own, dev) == HRG_SUCCESS &&
+           drv->DeviceGetUuid(&gpu, dev) == HRG_SUCCESS && memcmp(&own, &gpu, sizeof(own)) != 0;
 }

@@ -254,11 +254,13 @@ const char *hrg_error_text(const struct hrg_driver *drv, hrg_result error, char 
 /* Errors after which the context (or the process) can do nothing any more: illegal address, launch failure, ECC, ... */
 int hrg_error_is_sticky(hrg_result error);
 
-/* "GPU-12345678-1234-1234-1234-123456789abc" (as nvidia-smi prints it), 41 bytes with its end. */
+/* "GPU-12345678-1234-1234-1234-123456789abc" (as nvidia-smi prints it), 41 bytes with its end; of an instance of MIG: "MIG-..." */
 #define HRG_UUID_TEXT 41
-void hrg_uuid_text(const struct hrg_uuid *uuid, char text[HRG_UUID_TEXT]);
+void hrg_uuid_text(const struct hrg_uuid *uuid, int mig, char text[HRG_UUID_TEXT]);
 
 /* The device's UUID; that of the instance where the device is one of MIG. */
 hrg_result hrg_device_uuid(const struct hrg_driver *drv, hrg_device dev, struct hrg_uuid *uuid);
+/* Whether it is an instance of MIG. */
+int hrg_device_is_mig(const struct hrg_driver *drv, hrg_device dev);
 
 #endif

@@ -245,13 +245,17 @@ struct hrp_msg_buffer {
 enum hrp_gpu_kind { HRP_GPU_LEGACY = 1, HRP_GPU_VMM = 2 };
 #define HRP_GPU_PARTS_MAX 4096u
 struct hrp_msg_import_gpu {
-    uint8_t uuid[16]; /* of the device, as cuDeviceGetUuid says it */
+    uint8_t
+        uuid[16]; /* of the device, as cuDeviceGetUuid_v2 says it: of the instance, where it is one of MIG */
     uint64_t bytes;
     uint32_t kind;      /* enum hrp_gpu_kind */
     uint32_t nparts;    /* VMM: 1..HRP_GPU_PARTS_MAX; LEGACY: 0 */
     uint8_t handle[64]; /* LEGACY: CUipcMemHandle; VMM: zero */
+    uint32_t
+        mig; /* the device is an instance of MIG: for the words in which it is refused. 0 from older libraries */
+    uint32_t reserved;
 };
-_Static_assert(sizeof(struct hrp_msg_import_gpu) == 96, "layout");
+_Static_assert(sizeof(struct hrp_msg_import_gpu) == 104, "layout");
 
 /* Parts come in ascending order and leave no hole: offset is the sum of the bytes before. */
 struct hrp_msg_gpu_part {

@@ -185,7 +185,7 @@ static void judge_bad_pair(const struct hrd_machine *m, struct hrd_finding *f,
                            const struct hrd_gpu_pair_info *p)
 {
     char why[160], cause[400];
-    bool seen = hrd_machine_redirects(m, p->pci[0], p->pci[1], why, sizeof(why));
+    bool seen = hrd_machine_redirects(m, p->id[0], p->id[1], why, sizeof(why));
     snprintf(cause, sizeof(cause),
              "what the GPUs say of each other is not what their connection does, so data between them goes "
              "through host memory. %s",
@@ -194,7 +194,7 @@ static void judge_bad_pair(const struct hrd_machine *m, struct hrd_finding *f,
              "See acs and iommu in this report, as root: disable ACS on the switch, boot with iommu=pt. The "
              "pair is "
              "tried again when the GPUs come into use the next time.",
-             "GPUs %s and %s claim peer access, but %s", p->pci[0], p->pci[1], p->why);
+             "GPUs %s and %s claim peer access, but %s", p->id[0], p->id[1], p->why);
 }
 
 void hrd_check_gpu_pairs(const struct hrd_machine *m, struct hrd_finding *f)
@@ -223,7 +223,7 @@ void hrd_check_gpu_pairs(const struct hrd_machine *m, struct hrd_finding *f)
     if (slowest)
         hrd_find(f, HRD_PASS, NULL, NULL,
                  "%u pair%s verified to access each other directly, the slowest (%s and %s) at %.1f GB/s",
-                 direct, direct == 1 ? " is" : "s are", slowest->pci[0], slowest->pci[1],
+                 direct, direct == 1 ? " is" : "s are", slowest->id[0], slowest->id[1],
                  slowest->bytes_per_s / 1e9);
     if (refused)
         hrd_find(f, HRD_PASS, NULL, NULL, "%u pair%s through host memory: %s", host,

@@ -154,8 +154,8 @@ static void part_down(struct hrd_gpu_dev *g, void *state)
     uint64_t copies = atomic_load_explicit(&p->copies, memory_order_relaxed);
     hrd_submit_stop(&p->submit);
     if (copies)
-        hrd_info("GPU %s: %" PRIu64 " copies of the dma engine, %" PRIu64 " ns in the driver for each",
-                 g->pci, copies, atomic_load_explicit(&p->calls_ns, memory_order_relaxed) / copies);
+        hrd_info("GPU %s: %" PRIu64 " copies of the dma engine, %" PRIu64 " ns in the driver for each", g->id,
+                 copies, atomic_load_explicit(&p->calls_ns, memory_order_relaxed) / copies);
     for (unsigned k = 0; k < DMA_LANES; k++) {
         struct dma_lane *l = &p->lane[k];
         for (unsigned i = 0; i < DMA_RING; i++)

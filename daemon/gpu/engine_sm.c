@@ -48,7 +48,7 @@ struct sm_engine {
     struct work_queue waiting;  /* not one of its shards is posted: a ring was full */
     struct failure *failures;   /* of work whose shards are not all over */
     unsigned turn;              /* which GPU is first next time */
-    char refusal[256];
+    char refusal[512];
 };
 
 static void push(struct work_queue *q, struct hrd_work *w)
@@ -457,7 +457,7 @@ static const char *sm_refuses(struct hrd_engine *base, const struct hrd_engine_a
         int16_t a = (int16_t)__builtin_ctzll(left);
         const struct hrd_gpu_dev *g = hrd_gpus_dev(e->gpus, a);
         if (!g || !g->part[HRD_GPU_SM]) {
-            snprintf(e->refusal, sizeof(e->refusal), "GPU %s: %s", g ? g->pci : "gone",
+            snprintf(e->refusal, sizeof(e->refusal), "GPU %s: %s", g ? g->id : "gone",
                      g ? g->part_why[HRD_GPU_SM] : "it is not up");
             return e->refusal;
         }
@@ -470,8 +470,8 @@ static const char *sm_refuses(struct hrd_engine *base, const struct hrd_engine_a
                 snprintf(e->refusal, sizeof(e->refusal), "%s", why);
                 return e->refusal;
             }
-            snprintf(e->refusal, sizeof(e->refusal), "GPUs %s and %s do not reach each other: %s", g->pci,
-                     hrd_gpus_dev(e->gpus, b)->pci, why);
+            snprintf(e->refusal, sizeof(e->refusal), "GPUs %s and %s do not reach each other: %s", g->id,
+                     hrd_gpus_dev(e->gpus, b)->id, why);
             return e->refusal;
         }
     }

@@ -53,12 +53,12 @@ static bool near_enough(struct gpu *g, const struct hrd_verbs_device *nic, struc
     if (known)
         snprintf(is->why, sizeof(is->why),
                  "GPU %s and %s are connected as %s (%s), and gdr = auto goes no further than PXB (%s)",
-                 g->dev.pci, nic->name, hrd_topo_name(r, name, sizeof(name)), hrd_topo_words(r.cls),
+                 g->dev.id, nic->name, hrd_topo_name(r, name, sizeof(name)), hrd_topo_words(r.cls),
                  hrd_topo_words(NEAR));
     else
         snprintf(is->why, sizeof(is->why),
                  "how GPU %s and %s are connected is not known%s%s%s, and gdr = auto takes no risk",
-                 g->dev.pci, nic->name, why[0] ? " (" : "", why, why[0] ? ")" : "");
+                 g->dev.id, nic->name, why[0] ? " (" : "", why, why[0] ? ")" : "");
     snprintf(
         is->remedy, sizeof(is->remedy),
         "gdr = on in hreduced.conf takes it all the same; 'hreducectl topo' says which adapter is nearer");
@@ -112,7 +112,7 @@ static bool make_memory(struct gpu *g, struct hrd_gdr *is)
         return true;
     }
     snprintf(is->why, sizeof(is->why), "GPU %s: %" PRIu64 " MiB for GPUDirect RDMA cannot be allocated: %s",
-             g->dev.pci, m->bytes >> 20, hrg_error_text(g->dev.drv, rc, error, sizeof(error)));
+             g->dev.id, m->bytes >> 20, hrg_error_text(g->dev.drv, rc, error, sizeof(error)));
     snprintf(is->remedy, sizeof(is->remedy),
              "lower gdr_memory in hreduced.conf, or leave the GPU more memory");
     return false;
@@ -136,12 +136,12 @@ static void explain(struct gpu *g, const struct hrd_gdr_trial *t, const char *no
     const char *verb = is->send && is->receive ? "read and written" : is->send ? "read" : "written";
     const char *why = is->receive ? t->why_send : t->why_receive;
     if (is->ready)
-        snprintf(is->used, sizeof(is->used), "memory of GPU %s, %s by %s port %u (%s)", g->dev.pci, verb,
+        snprintf(is->used, sizeof(is->used), "memory of GPU %s, %s by %s port %u (%s)", g->dev.id, verb,
                  t->nic->name, t->nic->port, t->way);
     if (is->send && is->receive)
         return;
     snprintf(is->why, sizeof(is->why), "%s %s memory of GPU %s: %.300s%s%s", t->nic->name,
-             is->ready ? is->send ? "does not write" : "does not read" : "reaches no", g->dev.pci, why,
+             is->ready ? is->send ? "does not write" : "does not read" : "reaches no", g->dev.id, why,
              no_dmabuf[0] && !is->ready ? "; " : "", is->ready ? "" : no_dmabuf);
     snprintf(
         is->remedy, sizeof(is->remedy),
@@ -180,7 +180,7 @@ static void say(const struct gpu *g, const struct hrd_gdr *is)
                    is->why[0] ? "; " : "", is->why);
     else
         hrd_log(g->gpus->cfg.gdr == HRD_GDR_ON ? HRD_LOG_WARNING : HRD_LOG_NOTICE,
-                "no GPUDirect RDMA with GPU %s, data goes through host memory: %s; %s", g->dev.pci, is->why,
+                "no GPUDirect RDMA with GPU %s, data goes through host memory: %s; %s", g->dev.id, is->why,
                 is->remedy);
 }
 
@@ -203,7 +203,7 @@ void hrd_gpu_gdr_up(struct gpu *g)
     } else if (near_enough(g, &nic, &is)) {
         struct hrd_gdr trying = is;
         trying.trying = true;
-        snprintf(trying.why, sizeof(trying.why), "memory of GPU %s is being tried with %s", g->dev.pci,
+        snprintf(trying.why, sizeof(trying.why), "memory of GPU %s is being tried with %s", g->dev.id,
                  nic.name);
         snprintf(trying.remedy, sizeof(trying.remedy), "wait a moment");
         publish(g, &trying);
@@ -239,7 +239,7 @@ bool hrd_gpu_gdr_idle(struct gpu *g, bool force)
             return false;
         if (ms++ == LET_GO_MS) {
             hrd_error("the agent does not let go of memory of GPU %s, which is given back all the same",
-                      g->dev.pci);
+                      g->dev.id);
             break;
         }
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);

@@ -31,7 +31,7 @@ struct hrd_gdr {
     unsigned distance;  /* GPUs with a lower one are nearer to the adapter */
     struct hrd_tp_memory memory;
     /* "memory of GPU 0000:18:00.0, read and written by mlx5_0 port 1 (GPU memory by dmabuf)" */
-    char used[200];
+    char used[400];
     char why[512];    /* what does not work, and why; "": all does */
     char remedy[240]; /* for that */
 };

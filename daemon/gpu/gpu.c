@@ -33,7 +33,7 @@ static void *need(size_t bytes)
 
 const char *hrd_gpu_name(const struct hrd_gpu_dev *d, char *buf, size_t len)
 {
-    snprintf(buf, len, "GPU %s (%s)", d->pci, d->name);
+    snprintf(buf, len, "GPU %s (%s)", d->id, d->name);
     return buf;
 }
 
@@ -131,7 +131,7 @@ static void drop_parts(struct gpu *g)
 static int make_parts(struct gpu *g, char *why, size_t len)
 {
     struct hrd_gpu_dev *d = &g->dev;
-    char name[160];
+    char name[200];
     for (unsigned k = 0; k < HRD_GPU_NPARTS; k++) {
         const struct hrd_gpu_part *part = hrd_gpu_parts[k];
         d->part_why[k][0] = '\0';
@@ -159,7 +159,7 @@ static size_t free_memory(const struct hrd_gpu_dev *d)
 static int bring_up(struct gpu *g, char *why, size_t len)
 {
     struct hrd_gpu_dev *d = &g->dev;
-    char error[128], name[160];
+    char error[128], name[200];
     hrg_result rc = d->drv->DevicePrimaryCtxRetain(&d->ctx, d->dev);
     if (rc != HRG_SUCCESS) {
         snprintf(why, len, "%s: a context cannot be made: %s", hrd_gpu_name(d, name, sizeof(name)),
@@ -195,7 +195,7 @@ static int bring_up(struct gpu *g, char *why, size_t len)
 static bool take_down(struct gpu *g, bool force)
 {
     struct hrd_gpu_dev *d = &g->dev;
-    char name[160];
+    char name[200];
     if (!hrd_gpu_gdr_idle(g, force))
         return false;
     if (!hrd_gpu_pins_drop(g, force)) {
@@ -366,6 +366,7 @@ static int list_device(struct hrd_gpus *gpus, const struct hrg_driver *drv, int 
 {
     struct gpu *g = need(sizeof(*g));
     struct hrd_gpu_dev *d = &g->dev;
+    char uuid[HRG_UUID_TEXT];
     pthread_condattr_t attr;
     d->drv = drv;
     d->gpu = (int16_t)ordinal;
@@ -381,6 +382,9 @@ static int list_device(struct hrd_gpus *gpus, const struct hrg_driver *drv, int 
         return rc;
     }
     d->numa = hrd_numa_of_pci(gpus->cfg.sysfs, d->pci);
+    d->mig = hrg_device_is_mig(drv, d->dev);
+    hrg_uuid_text(&d->uuid, d->mig, uuid);
+    snprintf(d->id, sizeof(d->id), "%s%s%s", d->pci, d->mig ? " " : "", d->mig ? uuid : "");
     g->gpus = gpus;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -466,11 +470,13 @@ static void route(struct hrd_gpus *gpus, struct gpu_request *r)
     } else if (!g) {
         struct hrg_uuid u;
         memcpy(u.bytes, r->source.msg.uuid, sizeof(u.bytes));
-        hrg_uuid_text(&u, uuid);
-        snprintf(why, sizeof(why),
-                 "node %s: the daemon does not see %s; it must have the job's GPUs (CUDA_VISIBLE_DEVICES and "
-                 "DeviceAllow= of hreduced.service)",
-                 gpus->node_name, uuid);
+        hrg_uuid_text(&u, r->source.msg.mig != 0, uuid);
+        snprintf(
+            why, sizeof(why),
+            "node %s: %s is not visible to the daemon, which must have the job's GPUs (CUDA_VISIBLE_DEVICES "
+            "and DeviceAllow= of hreduced.service)%s",
+            gpus->node_name, uuid,
+            r->source.msg.mig ? "; most drivers show a process one instance of MIG alone" : "");
     } else {
         pthread_mutex_lock(&gpus->lock);
         queued = queue_for(gpus, g, r, why, sizeof(why));
@@ -586,7 +592,7 @@ static const char *remedy(hrg_result error)
 
 bool hrd_gpu_failed(struct hrd_gpu_dev *d, hrg_result error, const char *what, char *why, size_t len)
 {
-    char text[128], name[160];
+    char text[128], name[200];
     hrd_gpu_name(d, name, sizeof(name));
     hrg_error_text(d->drv, error, text, sizeof(text));
     snprintf(why, len, "%s: %s failed: %s; %s", name, what, text, remedy(error));
@@ -598,7 +604,7 @@ bool hrd_gpu_failed(struct hrd_gpu_dev *d, hrg_result error, const char *what, c
 
 void hrd_gpus_stuck(struct hrd_gpus *gpus, uint64_t which, unsigned ms, char *why, size_t len)
 {
-    char name[160];
+    char name[200];
     for (uint64_t left = which; left; left &= left - 1) {
         struct gpu *g = gpus->gpu[__builtin_ctzll(left)];
         lose(g,
@@ -634,7 +640,7 @@ unsigned hrd_gpus_info(const struct hrd_gpus *gpus, struct hrd_gpu_info *out, un
                                        .imports = g->nimports,
                                        .import_bytes = g->import_bytes,
                                        .device_bytes = g->up ? g->device_bytes : 0};
-            hrg_uuid_text(&g->dev.uuid, o->uuid);
+            hrg_uuid_text(&g->dev.uuid, g->dev.mig, o->uuid);
             memcpy(o->pci, g->dev.pci, sizeof(o->pci));
             memcpy(o->name, g->dev.name, sizeof(o->name));
             memcpy(o->lost, g->lost_why, sizeof(o->lost));

@@ -57,6 +57,8 @@ struct hrd_gpu_dev {
     hrg_ctx ctx; /* the primary one. A thread makes it current before it calls the driver for this GPU */
     struct hrg_uuid uuid;
     char pci[16]; /* "0000:18:00.0" */
+    char id[64];  /* for sentences: the same, and "0000:18:00.0 MIG-..." where it is an instance of MIG */
+    bool mig;
     char name[96];
     unsigned numa;                      /* its NUMA node, see numa.h */
     void *part[HRD_GPU_NPARTS];         /* of hrd_gpu_part.up(); NULL: not there, and */
@@ -186,7 +188,7 @@ enum hrd_pair_state {
 
 /* What was found when both were last in use together. */
 struct hrd_gpu_pair_info {
-    char pci[2][16];
+    char id[2][64]; /* as in hrd_gpu_dev */
     enum hrd_pair_state state;
     double bytes_per_s; /* DIRECT: of copies, the slower way */
     char why[300];      /* otherwise a phrase */

@@ -96,8 +96,8 @@ static int one_way(struct trial *t, unsigned from, size_t off, size_t bytes, dou
         return -1;
     if (memcmp(t->host, back, bytes) == 0)
         return 0;
-    snprintf(why, len, "%zu bytes copied from %s to %s arrived damaged", bytes, g[from]->dev.pci,
-             g[to]->dev.pci);
+    snprintf(why, len, "%zu bytes copied from %s to %s arrived damaged", bytes, g[from]->dev.id,
+             g[to]->dev.id);
     return -1;
 }
 
@@ -118,7 +118,7 @@ static int measure(struct trial *t, unsigned from, double deadline, char *why, s
         t->rate = rate;
     if (rate >= (double)t->a->gpus->cfg.pair_bytes_per_s)
         return 0;
-    snprintf(why, len, "copies from %s to %s run at %.0f MB/s", g[from]->dev.pci, g[!from]->dev.pci,
+    snprintf(why, len, "copies from %s to %s run at %.0f MB/s", g[from]->dev.id, g[!from]->dev.id,
              rate / 1e6);
     return -1;
 }
@@ -187,7 +187,10 @@ static int enable(struct trial *t, struct gpu *from, struct gpu *to, char *why, 
     }
     if (rc != HRG_SUCCESS)
         return failed(t, rc, "peer access", why, len);
-    snprintf(why, len, "the driver says that %s cannot access %s", from->dev.pci, to->dev.pci);
+    if (from->dev.mig || to->dev.mig)
+        snprintf(why, len, "instances of MIG reach no other device");
+    else
+        snprintf(why, len, "the driver says that %s cannot access %s", from->dev.id, to->dev.id);
     return -1;
 }
 
@@ -239,16 +242,16 @@ static void verify(struct gpu *a, struct gpu *b)
     set_pair(a, b, good, kept);
     remember(a, b, good ? HRD_PAIR_DIRECT : possible ? HRD_PAIR_BAD : HRD_PAIR_REFUSED, t.rate, kept);
     if (good)
-        hrd_info("GPUs %s and %s access each other directly: verified, %.1f GB/s", a->dev.pci, b->dev.pci,
+        hrd_info("GPUs %s and %s access each other directly: verified, %.1f GB/s", a->dev.id, b->dev.id,
                  t.rate / 1e9);
     else if (!possible)
-        hrd_info("GPUs %s and %s reach each other through host memory: %s", a->dev.pci, b->dev.pci, why);
+        hrd_info("GPUs %s and %s reach each other through host memory: %s", a->dev.id, b->dev.id, why);
     else
         hrd_warn(
             "GPUs %s and %s claim peer access, but: %s. Data between them goes through host memory. Likely "
             "causes: ACS on a PCIe switch or the IOMMU redirects such traffic (disable ACS on the switch, "
             "boot with iommu=pt)",
-            a->dev.pci, b->dev.pci, why);
+            a->dev.id, b->dev.id, why);
 }
 
 void hrd_gpu_pairs_verify(struct gpu *g)
@@ -298,8 +301,8 @@ unsigned hrd_gpus_pairs(const struct hrd_gpus *gpus, struct hrd_gpu_pair_info *o
                 continue;
             struct hrd_gpu_pair_info *o = &out[n - 1];
             *o = (struct hrd_gpu_pair_info){.state = p->found, .bytes_per_s = p->rate};
-            memcpy(o->pci[0], gpus->gpu[i]->dev.pci, sizeof(o->pci[0]));
-            memcpy(o->pci[1], gpus->gpu[k]->dev.pci, sizeof(o->pci[1]));
+            memcpy(o->id[0], gpus->gpu[i]->dev.id, sizeof(o->id[0]));
+            memcpy(o->id[1], gpus->gpu[k]->dev.id, sizeof(o->id[1]));
             snprintf(o->why, sizeof(o->why), "%s", p->found_why ? p->found_why : "");
         }
     pthread_mutex_unlock(&m->lock);

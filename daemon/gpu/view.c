@@ -47,8 +47,8 @@ static void open_view(struct hrd_gpu_import *i, struct gpu *at, const struct gpu
         view.ptr = 0;
     }
     if (!view.ptr) {
-        snprintf(why, sizeof(why), "kernels of GPU %s cannot be given memory of GPU %s: %s", at->dev.pci,
-                 i->g->dev.pci, phrase);
+        snprintf(why, sizeof(why), "kernels of GPU %s cannot be given memory of GPU %s: %s", at->dev.id,
+                 i->g->dev.id, phrase);
         view.why = hrd_gpus_keep(at->gpus, why);
         if (!atomic_load(&i->g->pair[at->dev.gpu].unreached)) /* else it was said */
             hrd_notice("%s; operations over both use the copy engines", why);

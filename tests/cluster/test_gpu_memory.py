@@ -200,7 +200,7 @@ def test_refused_in_words():
     with daemon_with_gpus() as daemon:
         client = Client(daemon)
         for body, words in (
-            (announce(bytes(16), MIB, LEGACY, 0, b"x" * 64), "does not see GPU-00000000-"),
+            (announce(bytes(16), MIB, LEGACY, 0, b"x" * 64), "GPU-00000000-0000-0000-0000-000000000000 is not visible to the daemon"),
             (announce(gpu.uuid, MIB, LEGACY, 0, b"x" * 64), "cuIpcOpenMemHandle"),
             (far.uuid + gpu.legacy(MIB)[16:], "as the client says"),
             (gpu.legacy(MIB)[:16] + struct.pack("=Q", 64 * MIB) + gpu.legacy(MIB)[24:], "as the client says"),

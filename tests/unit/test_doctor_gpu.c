@@ -205,9 +205,9 @@ static void test_pairs(void **state)
 {
     (void)state;
     struct hrd_gpu_pair_info p[] = {
-        {.pci = {"0000:03:00.0", "0000:04:00.0"}, .state = HRD_PAIR_DIRECT, .bytes_per_s = 5e10},
-        {.pci = {"0000:03:00.0", "0000:05:00.0"}, .state = HRD_PAIR_DIRECT, .bytes_per_s = 2.5e10},
-        {.pci = {"0000:04:00.0", "0000:05:00.0"},
+        {.id = {"0000:03:00.0", "0000:04:00.0"}, .state = HRD_PAIR_DIRECT, .bytes_per_s = 5e10},
+        {.id = {"0000:03:00.0", "0000:05:00.0"}, .state = HRD_PAIR_DIRECT, .bytes_per_s = 2.5e10},
+        {.id = {"0000:04:00.0", "0000:05:00.0"},
          .state = HRD_PAIR_REFUSED,
          .why = "the driver says that 0000:04:00.0 cannot access 0000:05:00.0"}};
     expect("gpu-pairs", HRD_SKIP, "no NVIDIA GPU");

@@ -227,7 +227,7 @@ static void copies(void)
     CHECK(hrd_gpus_pairs(gpus, found, 8) == 3 && hrd_gpus_pairs(gpus, NULL, 0) == 3);
     CHECK(found[0].state == HRD_PAIR_DIRECT && found[0].bytes_per_s > 0 && !found[0].why[0]);
     CHECK(found[1].state == HRD_PAIR_BAD && strstr(found[1].why, "damaged"));
-    CHECK(strcmp(found[1].pci[0], "0000:10:00.0") == 0 && strcmp(found[1].pci[1], "0000:30:00.0") == 0);
+    CHECK(strcmp(found[1].id[0], "0000:10:00.0") == 0 && strcmp(found[1].id[1], "0000:30:00.0") == 0);
     CHECK(found[2].state == HRD_PAIR_REFUSED && strstr(found[2].why, "cannot access"));
     unsigned char *plain = malloc(3 * MIB);
     unsigned peers = fake_gpu_calls("MemcpyPeerAsync");

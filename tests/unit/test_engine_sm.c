@@ -129,6 +129,7 @@ static void open_world(void)
         struct hrd_gpu_dev *g = &world.dev[i];
         *g = (struct hrd_gpu_dev){.drv = drv, .gpu = i, .dev = i};
         snprintf(g->pci, sizeof(g->pci), "0000:%02x:00.0", i);
+        snprintf(g->id, sizeof(g->id), "%s", g->pci);
         OK(drv->DevicePrimaryCtxRetain(&g->ctx, i));
     }
     for (int i = 0; i < NGPUS; i++) {

@@ -198,8 +198,10 @@ static void a_uuid_is_written_as_nvidia_smi_writes_it(void **state)
     for (unsigned i = 0; i < 16; i++)
         uuid.bytes[i] = (uint8_t)(i * 17);
     char text[HRG_UUID_TEXT];
-    hrg_uuid_text(&uuid, text);
+    hrg_uuid_text(&uuid, 0, text);
     assert_string_equal(text, "GPU-00112233-4455-6677-8899-aabbccddeeff");
+    hrg_uuid_text(&uuid, 1, text);
+    assert_string_equal(text, "MIG-00112233-4455-6677-8899-aabbccddeeff");
 }
 
 static void sticky_errors_are_those_that_end_a_context(void **state)

@@ -175,7 +175,7 @@ static void wait_down(int gpu)
     struct hrd_gpu_info info[NGPUS];
     uint64_t pinned;
     char uuid[HRG_UUID_TEXT];
-    hrg_uuid_text(&hrd_gpus_dev(gpus, (int16_t)gpu)->uuid, uuid);
+    hrg_uuid_text(&hrd_gpus_dev(gpus, (int16_t)gpu)->uuid, 0, uuid);
     for (int i = 0;; i++) {
         unsigned n = hrd_gpus_info(gpus, info, NGPUS, &pinned);
         bool up = false;

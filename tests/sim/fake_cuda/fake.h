@@ -15,7 +15,11 @@
  *   what is forbidden during one) follow the driver's documentation.
  *
  * Environment (read at cuInit):
- *   FAKE_CUDA_DEVICES=4            CUDA_VISIBLE_DEVICES=1,0 or GPU-uuid,... selects and orders
+ *   FAKE_CUDA_DEVICES=4            CUDA_VISIBLE_DEVICES=1,0 or GPU-uuid,MIG-uuid,... selects and orders; a beginning of a UUID will
+ *                                  do
+ *   FAKE_CUDA_MIG=1=2,...          GPU 1 is divided into 2 instances. They are devices of their own, which reach no other; the
+ *                                  first has the GPU's number, the others come behind all GPUs
+ *   FAKE_CUDA_MIG_SEEN=1           how many instances a process sees, as most drivers show one
  *   FAKE_CUDA_VERSION=12040        what cuDriverGetVersion says
  *   FAKE_CUDA_ATTR=122=0,...       answers of cuDeviceGetAttribute
  *   FAKE_CUDA_MEMORY=BYTES         of a device, for this process; more is out of memory
@@ -67,8 +71,15 @@ struct hrg_ctx_st {
     _Atomic uint64_t peers; /* bit: index of a device whose memory kernels may touch */
 };
 
+/* A GPU, or an instance of one. */
+struct fake_unit {
+    int gpu;
+    int instance; /* -1: all of it */
+};
+
 struct fake_state {
-    int ndevices, nvisible;
+    int ngpus, ndevices, nvisible;
+    struct fake_unit unit[FAKE_MAX_DEVICES]; /* by index */
     int visible[FAKE_MAX_DEVICES];           /* ordinal to index */
     struct hrg_ctx_st ctx[FAKE_MAX_DEVICES]; /* by index */
     bool strict;
@@ -97,6 +108,8 @@ hrg_result fake_run(const char *name);
 /* The process can do nothing with CUDA any more; the first code stays. */
 void fake_stick(hrg_result code);
 struct hrg_ctx_st *fake_current(void); /* NULL: none */
+/* Whether the two devices (indices) may reach each other. */
+bool fake_peers(int a, int b);
 /* "2-3,0-1" of a variable has this pair, in either order. */
 bool fake_pair(const char *variable, int a, int b);
 void *fake_zalloc(size_t bytes); /* never NULL */

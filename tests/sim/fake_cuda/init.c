@@ -110,39 +110,77 @@ static void delay(const char *prefix, const char *name)
     nanosleep(&ts, NULL);
 }
 
-static void uuid_of(int index, struct hrg_uuid *uuid)
+static void gpu_uuid(int gpu, struct hrg_uuid *uuid)
 {
     memcpy(uuid->bytes, "fake-cuda-dev-00", sizeof(uuid->bytes));
-    uuid->bytes[14] = (uint8_t)('0' + index / 10);
-    uuid->bytes[15] = (uint8_t)('0' + index % 10);
+    uuid->bytes[14] = (uint8_t)('0' + gpu / 10);
+    uuid->bytes[15] = (uint8_t)('0' + gpu % 10);
+}
+
+static bool is_mig(int index)
+{
+    return fake.unit[index].instance >= 0;
+}
+
+static void uuid_of(int index, struct hrg_uuid *uuid)
+{
+    const struct fake_unit *u = &fake.unit[index];
+    gpu_uuid(u->gpu, uuid);
+    if (!is_mig(index))
+        return;
+    memcpy(uuid->bytes, "fake-cuda-mig", 13);
+    uuid->bytes[13] = (uint8_t)('0' + u->instance);
 }
 
 /* An element of CUDA_VISIBLE_DEVICES, which ends at a comma: the index, -1 for none such. */
 static int parse_visible(const char *v)
 {
-    if (strncmp(v, "GPU-", 4) != 0) {
+    if (strncmp(v, "GPU-", 4) != 0 && strncmp(v, "MIG-", 4) != 0) {
         char *end;
         long i = strtol(v, &end, 10);
-        return end != v && (*end == ',' || *end == '\0') && i >= 0 && i < fake.ndevices ? (int)i : -1;
+        return end != v && (*end == ',' || *end == '\0') && i >= 0 && i < fake.ngpus ? (int)i : -1;
     }
     size_t len = strcspn(v, ",");
     for (int i = 0; i < fake.ndevices; i++) {
         struct hrg_uuid uuid;
         char text[HRG_UUID_TEXT];
         uuid_of(i, &uuid);
-        hrg_uuid_text(&uuid, text);
+        hrg_uuid_text(&uuid, is_mig(i), text);
         if (len < sizeof(text) && strncmp(text, v, len) == 0)
             return i;
     }
     return -1;
 }
 
+static void divide(void)
+{
+    fake.ngpus = fake.ndevices = (int)number("FAKE_CUDA_DEVICES", 4);
+    if (fake.ndevices > FAKE_MAX_DEVICES)
+        fake_die("FAKE_CUDA_DEVICES is %d, at most %d", fake.ndevices, FAKE_MAX_DEVICES);
+    for (int i = 0; i < fake.ngpus; i++) {
+        char gpu[16];
+        snprintf(gpu, sizeof(gpu), "%d", i);
+        const char *v = entry("FAKE_CUDA_MIG", "", gpu);
+        long instances = v != NULL ? strtol(v, NULL, 10) : 0;
+        fake.unit[i] = (struct fake_unit){.gpu = i, .instance = instances > 0 ? 0 : -1};
+        for (int k = 1; k < instances && fake.ndevices < FAKE_MAX_DEVICES; k++)
+            fake.unit[fake.ndevices++] = (struct fake_unit){.gpu = i, .instance = k};
+    }
+}
+
+static void see(int index)
+{
+    static unsigned long instances;
+    if (fake.nvisible == FAKE_MAX_DEVICES || (is_mig(index) && instances >= number("FAKE_CUDA_MIG_SEEN", 1)))
+        return;
+    instances += is_mig(index);
+    fake.visible[fake.nvisible++] = index;
+}
+
 static void init(void)
 {
     fake.pid = getpid();
-    fake.ndevices = (int)number("FAKE_CUDA_DEVICES", 4);
-    if (fake.ndevices > FAKE_MAX_DEVICES)
-        fake_die("FAKE_CUDA_DEVICES is %d, at most %d", fake.ndevices, FAKE_MAX_DEVICES);
+    divide();
     fake.strict = number("FAKE_CUDA_STRICT", 1) != 0;
     fake.wait_s = (unsigned)number("FAKE_CUDA_WAIT_S", 120);
     fake.memory = number("FAKE_CUDA_MEMORY", 8UL << 30);
@@ -150,13 +188,13 @@ static void init(void)
     const char *v = getenv("CUDA_VISIBLE_DEVICES");
     if (v == NULL) {
         for (int i = 0; i < fake.ndevices; i++)
-            fake.visible[fake.nvisible++] = i;
+            see(i);
     } else {
-        while (*v != '\0' && fake.nvisible < FAKE_MAX_DEVICES) {
+        while (*v != '\0') {
             int i = parse_visible(v);
             if (i < 0)
                 break; /* as the driver: what comes behind an unknown one is not there */
-            fake.visible[fake.nvisible++] = i;
+            see(i);
             v += strcspn(v, ",");
             v += *v == ',';
         }
@@ -336,7 +374,8 @@ FAKE_API hrg_result cuDeviceGetName(char *name, int len, hrg_device dev)
     FAKE_ENTER("DeviceGetName", 0);
     if (!is_device(dev))
         return HRG_ERROR_INVALID_DEVICE;
-    snprintf(name, (size_t)len, "Fake GPU %d", fake.visible[dev]);
+    const int index = fake.visible[dev];
+    snprintf(name, (size_t)len, "Fake GPU %d%s", fake.unit[index].gpu, is_mig(index) ? " MIG 1g.10gb" : "");
     return HRG_SUCCESS;
 }
 
@@ -349,9 +388,14 @@ FAKE_API hrg_result cuDeviceGetUuid_v2(struct hrg_uuid *uuid, hrg_device dev)
     return HRG_SUCCESS;
 }
 
+/* Knows no instances: whose part the device is. */
 FAKE_API hrg_result cuDeviceGetUuid(struct hrg_uuid *uuid, hrg_device dev)
 {
-    return cuDeviceGetUuid_v2(uuid, dev);
+    FAKE_ENTER("DeviceGetUuid", 0);
+    if (!is_device(dev))
+        return HRG_ERROR_INVALID_DEVICE;
+    gpu_uuid(fake.unit[fake.visible[dev]].gpu, uuid);
+    return HRG_SUCCESS;
 }
 
 FAKE_API hrg_result cuDeviceGetPCIBusId(char *id, int len, hrg_device dev)
@@ -359,7 +403,7 @@ FAKE_API hrg_result cuDeviceGetPCIBusId(char *id, int len, hrg_device dev)
     FAKE_ENTER("DeviceGetPCIBusId", 0);
     if (!is_device(dev))
         return HRG_ERROR_INVALID_DEVICE;
-    snprintf(id, (size_t)len, "0000:%02X:00.0", (unsigned)(fake.visible[dev] + 1) * 0x10);
+    snprintf(id, (size_t)len, "0000:%02X:00.0", (unsigned)(fake.unit[fake.visible[dev]].gpu + 1) * 0x10);
     return HRG_SUCCESS;
 }
 
@@ -380,7 +424,7 @@ FAKE_API hrg_result cuDeviceGetAttribute(int *value, int attribute, hrg_device d
         *value = 4;
         break;
     case HRG_DEV_PCI_BUS_ID:
-        *value = (fake.visible[dev] + 1) * 0x10;
+        *value = (fake.unit[fake.visible[dev]].gpu + 1) * 0x10;
         break;
     case HRG_DEV_MAX_THREADS_PER_MULTIPROCESSOR:
         *value = 2048;
@@ -415,12 +459,17 @@ FAKE_API hrg_result cuDeviceTotalMem_v2(size_t *bytes, hrg_device dev)
     return is_device(dev) ? HRG_SUCCESS : HRG_ERROR_INVALID_DEVICE;
 }
 
+bool fake_peers(int a, int b)
+{
+    return !is_mig(a) && !is_mig(b) && !fake_pair("FAKE_CUDA_NO_P2P", a, b);
+}
+
 FAKE_API hrg_result cuDeviceCanAccessPeer(int *can, hrg_device dev, hrg_device peer)
 {
     FAKE_ENTER("DeviceCanAccessPeer", 0);
     if (!is_device(dev) || !is_device(peer))
         return HRG_ERROR_INVALID_DEVICE;
-    *can = dev != peer && !fake_pair("FAKE_CUDA_NO_P2P", fake.visible[dev], fake.visible[peer]);
+    *can = dev != peer && fake_peers(fake.visible[dev], fake.visible[peer]);
     return HRG_SUCCESS;
 }
 
@@ -524,7 +573,7 @@ FAKE_API hrg_result cuCtxEnablePeerAccess(hrg_ctx peer, unsigned flags)
         return HRG_ERROR_INVALID_CONTEXT;
     if (flags != 0 || ctx == peer)
         return HRG_ERROR_INVALID_VALUE;
-    if (fake_pair("FAKE_CUDA_NO_P2P", ctx->index, peer->index))
+    if (!fake_peers(ctx->index, peer->index))
         return HRG_ERROR_PEER_ACCESS_UNSUPPORTED;
     uint64_t bit = UINT64_C(1) << peer->index;
     return atomic_fetch_or(&ctx->peers, bit) & bit ? HRG_ERROR_PEER_ACCESS_ALREADY_ENABLED : HRG_SUCCESS;

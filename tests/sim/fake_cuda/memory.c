@@ -505,7 +505,7 @@ FAKE_API hrg_result cuIpcOpenMemHandle_v2(hrg_ptr *ptr, struct hrg_ipc_handle ha
         return HRG_ERROR_INVALID_VALUE;
     if (ipc.pid == getpid())
         return HRG_ERROR_INVALID_CONTEXT;
-    if (ipc.index != ctx->index && fake_pair("FAKE_CUDA_NO_P2P", ipc.index, ctx->index))
+    if (ipc.index != ctx->index && !fake_peers(ipc.index, ctx->index))
         return HRG_ERROR_PEER_ACCESS_UNSUPPORTED;
     bool visible = false;
     for (int o = 0; o < fake.nvisible; o++)
