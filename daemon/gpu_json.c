@@ -4,6 +4,14 @@
 
 #include "daemon/gpu/gpu.h"
 
+static void add_rate(json_t *o, const char *name, const struct hrd_gdr_rate *r)
+{
+    if (r->direct > 0)
+        json_object_set_new(
+            o, name,
+            json_pack("{s:f, s:f}", "direct_mb_per_s", r->direct / 1e6, "staged_mb_per_s", r->staged / 1e6));
+}
+
 static json_t *one(const struct hrd_gpu_info *g)
 {
     json_t *o = json_pack("{s:s, s:s, s:s, s:b, s:i, s:I, s:I}", "pci", g->pci, "uuid", g->uuid, "name",
@@ -15,6 +23,8 @@ static json_t *one(const struct hrd_gpu_info *g)
         json_object_set_new(o, "no_sm", json_string(g->sm_why));
     if (g->up && g->gdr_text[0])
         json_object_set_new(o, g->gdr ? "gdr" : "no_gdr", json_string(g->gdr_text));
+    add_rate(o, "gdr_read", &g->gdr_read);
+    add_rate(o, "gdr_written", &g->gdr_written);
     return o;
 }
 

@@ -78,6 +78,7 @@ _Static_assert(sizeof(struct hrp_msg_import) == V1_0_import, "layout");
 _Static_assert(sizeof(struct hrp_msg_buffer) == V1_0_buffer, "layout");
 _Static_assert(sizeof(struct hrp_msg_text) == V1_0_text, "layout");
 _Static_assert(offsetof(struct hrp_msg_import_gpu, mig) == V1_0_import_gpu, "layout");
+_Static_assert(sizeof(struct hrp_msg_import_gpu) == V1_0_import_gpu + 8, "layout");
 _Static_assert(sizeof(struct hrp_msg_gpu_part) == V1_0_gpu_part, "layout");
 _Static_assert(sizeof(struct hrp_msg_doctor) == V1_0_doctor, "layout");
 

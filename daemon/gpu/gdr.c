@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -18,7 +19,9 @@
 #define TRIAL_MS 2000u
 /* The agent looks at least four times a second, see SLEEP_MS there. */
 #define LET_GO_MS 2000u
-#define NEAR HRD_TOPO_PXB
+/* With gdr = auto the way through host memory has to be faster by this before it is taken: it costs host memory's rate and a
+   copy engine, which an idle machine does not show. */
+#define STAGED_FASTER 1.2
 
 static void publish(struct gpu *g, const struct hrd_gdr *is)
 {
@@ -32,14 +35,14 @@ static void publish(struct gpu *g, const struct hrd_gdr *is)
 
 /* ---- how near ----------------------------------------------------------------------------------------------------- */
 
-/* Sets distance; false, with why and remedy: gdr = auto does not take this adapter. */
-static bool near_enough(struct gpu *g, const struct hrd_verbs_device *nic, struct hrd_gdr *is)
+/* Sets distance, and writes how the two are connected, for sentences. */
+static void ask_distance(struct gpu *g, const struct hrd_verbs_device *nic, struct hrd_gdr *is, char *text,
+                         size_t len)
 {
-    const struct hrd_gpus_config *cfg = &g->gpus->cfg;
     struct hrd_topo *t = NULL;
     struct hrd_topo_relation r = {.cls = HRD_TOPO_SYS};
     char why[256] = "", name[16];
-    bool known = hrd_topo_load(&t, cfg->topology, why, sizeof(why)) == 0;
+    bool known = hrd_topo_load(&t, g->gpus->cfg.topology, why, sizeof(why)) == 0;
     if (known) {
         unsigned gpu = hrd_topo_find(t, g->dev.pci), port = hrd_topo_find(t, nic->name);
         known = gpu != HRD_TOPO_NONE && port != HRD_TOPO_NONE;
@@ -48,21 +51,12 @@ static bool near_enough(struct gpu *g, const struct hrd_verbs_device *nic, struc
         hrd_topo_free(t);
     }
     is->distance = known ? (unsigned)r.cls : (unsigned)HRD_TOPO_SYS + 1;
-    if (cfg->gdr == HRD_GDR_ON || (known && r.cls <= NEAR))
-        return true;
     if (known)
-        snprintf(is->why, sizeof(is->why),
-                 "GPU %s and %s are connected as %s (%s), and gdr = auto goes no further than PXB (%s)",
-                 g->dev.id, nic->name, hrd_topo_name(r, name, sizeof(name)), hrd_topo_words(r.cls),
-                 hrd_topo_words(NEAR));
+        snprintf(text, len, "connected to %s as %s (%s)", nic->name, hrd_topo_name(r, name, sizeof(name)),
+                 hrd_topo_words(r.cls));
     else
-        snprintf(is->why, sizeof(is->why),
-                 "how GPU %s and %s are connected is not known%s%s%s, and gdr = auto takes no risk",
-                 g->dev.id, nic->name, why[0] ? " (" : "", why, why[0] ? ")" : "");
-    snprintf(
-        is->remedy, sizeof(is->remedy),
-        "gdr = on in hreduced.conf takes it all the same; 'hreducectl topo' says which adapter is nearer");
-    return false;
+        snprintf(text, len, "how it is connected to %s is not known%s%.100s%s", nic->name, why[0] ? " (" : "",
+                 why, why[0] ? ")" : "");
 }
 
 /* ---- its memory --------------------------------------------------------------------------------------------------- */
@@ -131,29 +125,73 @@ static void ask_order(struct gpu *g)
     g->gdr.can_flush = drv->FlushGPUDirectRDMAWrites && options & HRG_FLUSH_OPTION_HOST;
 }
 
-static void explain(struct gpu *g, const struct hrd_gdr_trial *t, const char *no_dmabuf, struct hrd_gdr *is)
+/* What the trial showed to work, and gdr = auto leaves alone all the same. */
+static bool too_slow(const struct gpu *g, const struct hrd_gdr_rate *r)
+{
+    return g->gpus->cfg.gdr == HRD_GDR_AUTO && r->staged > STAGED_FASTER * r->direct;
+}
+
+static void append(char *buf, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static void append(char *buf, size_t size, const char *fmt, ...)
+{
+    size_t n = strlen(buf);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(buf + n, size - n, fmt, ap);
+    va_end(ap);
+}
+
+static void append_rate(char *buf, size_t size, const char *verb, const struct hrd_gdr_rate *r)
+{
+    if (r->direct > 0)
+        append(buf, size, "%s %s at %.0f MB/s directly, %.0f MB/s through host memory", buf[0] ? "," : "",
+               verb, r->direct / 1e6, r->staged / 1e6);
+}
+
+/* works: the directions in which patterns arrived. */
+static void explain(struct gpu *g, const struct hrd_gdr_trial *t, const struct hrd_gdr *works,
+                    const char *no_dmabuf, const char *place, struct hrd_gdr *is)
 {
     const char *verb = is->send && is->receive ? "read and written" : is->send ? "read" : "written";
-    const char *why = is->receive ? t->why_send : t->why_receive;
+    const char *broken = works->receive ? t->why_send : t->why_receive;
+    const bool none = !works->send && !works->receive, set = g->gpus->cfg.gdr == HRD_GDR_ON;
+    char rates[240] = "";
+    append_rate(rates, sizeof(rates), "read", &t->send_rate);
+    append_rate(rates, sizeof(rates), "written", &t->receive_rate);
     if (is->ready)
-        snprintf(is->used, sizeof(is->used), "memory of GPU %s, %s by %s port %u (%s)", g->dev.id, verb,
-                 t->nic->name, t->nic->port, t->way);
-    if (is->send && is->receive)
+        snprintf(is->used, sizeof(is->used), "memory of GPU %s, %s by %s port %u (%s);%s%s", g->dev.id, verb,
+                 t->nic->name, t->nic->port, t->way, rates, set ? "; gdr = on" : "");
+    if (!works->send || !works->receive) {
+        snprintf(is->why, sizeof(is->why), "%s %s memory of GPU %s: %.300s%s%s", t->nic->name,
+                 none          ? "reaches no"
+                 : works->send ? "does not write"
+                               : "does not read",
+                 g->dev.id, broken, no_dmabuf[0] && none ? "; " : "", none ? no_dmabuf : "");
+        snprintf(
+            is->remedy, sizeof(is->remedy),
+            "load nvidia-peermem or use NVIDIA's open kernel modules; where patterns arrive damaged or not "
+            "at "
+            "all, switch off ACS on the PCIe switches and the IOMMU's translation; gdr = off keeps to host "
+            "memory");
+    }
+    if (works->send == is->send && works->receive == is->receive)
         return;
-    snprintf(is->why, sizeof(is->why), "%s %s memory of GPU %s: %.300s%s%s", t->nic->name,
-             is->ready ? is->send ? "does not write" : "does not read" : "reaches no", g->dev.id, why,
-             no_dmabuf[0] && !is->ready ? "; " : "", is->ready ? "" : no_dmabuf);
-    snprintf(
-        is->remedy, sizeof(is->remedy),
-        "load nvidia-peermem or use NVIDIA's open kernel modules; where patterns arrive damaged or not at "
-        "all, switch off ACS on the PCIe switches and the IOMMU's translation; gdr = off keeps to host "
-        "memory");
+    append(is->why, sizeof(is->why),
+           "%sgdr = auto takes the way through host memory where that is %.1f times as fast: memory of GPU "
+           "%s, %s, is%s",
+           is->why[0] ? "; " : "", STAGED_FASTER, g->dev.id, place, rates);
+    if (!is->remedy[0])
+        snprintf(is->remedy, sizeof(is->remedy),
+                 "gdr = on in hreduced.conf takes the direct way all the same; 'hreducectl topo' says which "
+                 "adapter "
+                 "is nearer");
 }
 
 static void try_memory(struct gpu *g, const struct hrd_verbs_device *nic, struct hrd_gdr *is)
 {
-    char no_dmabuf[200] = "";
+    char no_dmabuf[200] = "", place[300];
     struct hrd_gdr_trial t = {.dev = &g->dev, .nic = nic, .memory = &is->memory, .limit_ms = TRIAL_MS};
+    ask_distance(g, nic, is, place, sizeof(place));
     ask_order(g);
     export(g, &is->memory, no_dmabuf, sizeof(no_dmabuf));
     t.flush = g->gdr.can_flush && g->gdr.ordering < HRG_ORDERING_ALL_DEVICES;
@@ -162,13 +200,16 @@ static void try_memory(struct gpu *g, const struct hrd_verbs_device *nic, struct
     if (t.receive && !ordered)
         snprintf(t.why_receive, sizeof(t.why_receive),
                  "this GPU and driver have no way to tell when kernels see what an adapter wrote");
-    is->send = t.send && !t.stuck;
-    is->receive = t.receive && ordered && !t.stuck;
+    struct hrd_gdr works = {.send = t.send && !t.stuck, .receive = t.receive && ordered && !t.stuck};
+    is->read = t.send_rate;
+    is->written = t.receive_rate;
+    is->send = works.send && !too_slow(g, &t.send_rate);
+    is->receive = works.receive && !too_slow(g, &t.receive_rate);
     is->receive_all = is->receive && (g->gdr.can_flush || g->gdr.ordering >= HRG_ORDERING_ALL_DEVICES);
     is->ready = is->send || is->receive;
     snprintf(is->memory.device, sizeof(is->memory.device), "%s", nic->name);
     is->memory.port = nic->port;
-    explain(g, &t, no_dmabuf, is);
+    explain(g, &t, &works, no_dmabuf, place, is);
     if (t.stuck)
         is->memory.base = NULL; /* the driver may still write there: it goes with the context */
 }
@@ -200,7 +241,7 @@ void hrd_gpu_gdr_up(struct gpu *g)
     } else if (!have) {
         snprintf(is.why, sizeof(is.why), "no RDMA adapter is in use on node %s", gpus->node_name);
         snprintf(is.remedy, sizeof(is.remedy), "see why the peers are not reached by verbs");
-    } else if (near_enough(g, &nic, &is)) {
+    } else {
         struct hrd_gdr trying = is;
         trying.trying = true;
         snprintf(trying.why, sizeof(trying.why), "memory of GPU %s is being tried with %s", g->dev.id,

@@ -16,7 +16,7 @@
 struct hrd_verbs_device;
 
 enum hrd_gdr_mode {
-    HRD_GDR_AUTO, /* where GPU and adapter are near: no processor between them */
+    HRD_GDR_AUTO, /* where it is not slower than the way through host memory */
     HRD_GDR_ON,   /* wherever it works */
     HRD_GDR_OFF,
 };
@@ -29,6 +29,7 @@ struct hrd_gdr {
     bool wanted;        /* the GPU wants its memory back: nothing new may begin there */
     bool trying;        /* not ready, but it may be in a moment */
     unsigned distance;  /* GPUs with a lower one are nearer to the adapter */
+    struct hrd_gdr_rate read, written; /* by the adapter, as the trial measured */
     struct hrd_tp_memory memory;
     /* "memory of GPU 0000:18:00.0, read and written by mlx5_0 port 1 (GPU memory by dmabuf)" */
     char used[400];

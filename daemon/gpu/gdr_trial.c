@@ -3,6 +3,11 @@
  * Whether an adapter reaches the memory of a GPU: patterns of several sizes go through a connection of the adapter with
  * itself, from host memory into the GPU's and from there into host memory, the way an op's blocks go: an RDMA write, and a
  * message behind it that says so. What arrived is read on the other side of the bus, by the driver or by the processor.
+ *
+ * Then pieces go the same way, and in turns with them others by the way that is taken otherwise: the same connection, but from
+ * host memory into host memory, while a copy engine moves as much between that and the GPU. In an op the two overlap as well,
+ * as there are several units on their way, so the slower of the two counts. Both go over the adapter's own place on the bus
+ * twice; what differs is what lies between it and the GPU.
  */
 #include "daemon/gpu/gdr_trial.h"
 
@@ -10,6 +15,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/relax.h"
 #include "daemon/verbs/conn.h"
 
 #define PATTERN_BYTES ((size_t)1 << 20)
@@ -17,6 +23,10 @@
 #define IN PATTERN_BYTES         /* where the adapter writes */
 #define BACK (2 * PATTERN_BYTES) /* where the driver copies to */
 #define HOST_BYTES (3 * PATTERN_BYTES)
+#define RATE_PIECES 16    /* each way, of PATTERN_BYTES; fewer where they are slow: */
+#define RATE_S 0.25       /* for both ways, after */
+#define RATE_PIECES_MIN 6 /* of them */
+#define SPIN_S 0.002      /* a sleep is longer than a piece takes */
 #define NOTE_BYTES 64u
 
 /* Both ends, and what they registered of the GPU's memory and of the host's. */
@@ -41,6 +51,15 @@ static void nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
 }
 
+/* Between two looks at something that began then. */
+static void pause_since(double begun)
+{
+    if (now_s() - begun < SPIN_S)
+        hrd_relax();
+    else
+        nap();
+}
+
 static double deadline(const struct rig *r)
 {
     return now_s() + r->t->limit_ms * 1e-3;
@@ -57,27 +76,37 @@ static int failed(const struct rig *r, hrg_result rc, const char *what, char *wh
     return -1;
 }
 
-/* Of GPU memory at `off`, from or to `host`; waits for it. */
-static int copy(struct rig *r, bool to_gpu, size_t off, unsigned char *host, size_t bytes, char *why,
-                size_t len)
+/* Of GPU memory at `off`, from or to `host`. */
+static hrg_result begin_copy(struct rig *r, bool to_gpu, size_t off, unsigned char *host, size_t bytes)
 {
     const struct hrg_driver *drv = r->t->dev->drv;
     hrg_ptr at = (hrg_ptr)(uintptr_t)r->t->memory->base + off;
-    double end = deadline(r);
     hrg_result rc = to_gpu ? drv->MemcpyHtoDAsync(at, host, bytes, r->stream)
                            : drv->MemcpyDtoHAsync(host, at, bytes, r->stream);
-    if (rc == HRG_SUCCESS)
-        rc = drv->EventRecord(r->event, r->stream);
+    return rc == HRG_SUCCESS ? drv->EventRecord(r->event, r->stream) : rc;
+}
+
+/* rc: of begin_copy(). */
+static int end_copy(struct rig *r, hrg_result rc, char *why, size_t len)
+{
+    const struct hrg_driver *drv = r->t->dev->drv;
+    double begun = now_s(), end = deadline(r);
     while (rc == HRG_SUCCESS && (rc = drv->EventQuery(r->event)) == HRG_ERROR_NOT_READY) {
         if (now_s() > end) {
             r->t->stuck = true;
             snprintf(why, len, "a copy of the driver did not end in time");
             return -1;
         }
-        nap();
+        pause_since(begun);
         rc = HRG_SUCCESS;
     }
     return rc == HRG_SUCCESS ? 0 : failed(r, rc, "a copy of the driver", why, len);
+}
+
+static int copy(struct rig *r, bool to_gpu, size_t off, unsigned char *host, size_t bytes, char *why,
+                size_t len)
+{
+    return end_copy(r, begin_copy(r, to_gpu, off, host, bytes), why, len);
 }
 
 static int flush(const struct rig *r, char *why, size_t len)
@@ -96,13 +125,14 @@ static int completion(const struct rig *r, struct hrd_verbs_conn *c, bool recv, 
                       size_t len)
 {
     struct ibv_wc wc;
+    double begun = now_s();
     int n;
     while ((n = c->dev.v->poll_cq(c->cq, 1, &wc)) == 0) {
         if (now_s() > end) {
             snprintf(why, len, "%s did not complete a write in time", r->t->nic->name);
             return -1;
         }
-        nap();
+        pause_since(begun);
     }
     if (n < 0) {
         snprintf(why, len, "the completion queue of %s failed", r->t->nic->name);
@@ -197,6 +227,40 @@ static bool patterns(struct rig *r, int (*one)(struct rig *, size_t, size_t, cha
     return true;
 }
 
+/* ---- how fast ----------------------------------------------------------------------------------------------------- */
+
+/* A way of a piece: what the adapter does, and what the driver does beside it. No flush: in an op one serves many blocks. */
+struct way {
+    const void *from, *to;
+    uint32_t lkey, rkey;
+    enum { NO_COPY, TO_GPU, FROM_GPU } copy;
+};
+
+static int piece(struct rig *r, const struct way *w, double *best, char *why, size_t len)
+{
+    double begun = now_s();
+    hrg_result rc =
+        w->copy ? begin_copy(r, w->copy == TO_GPU, 0, r->host + BACK, PATTERN_BYTES) : HRG_SUCCESS;
+    int wrote = write_through(r, w->from, w->lkey, w->to, w->rkey, PATTERN_BYTES, why, len);
+    /* Also after a write that failed: nothing may be on its way when the memory goes. */
+    if ((w->copy && end_copy(r, rc, why, len)) || wrote)
+        return -1;
+    double rate = (double)PATTERN_BYTES / (now_s() - begun);
+    *best = rate > *best ? rate : *best;
+    return 0;
+}
+
+/* In turns, so that what disturbs one disturbs the other. False: *why. */
+static bool measure(struct rig *r, const struct way *direct, const struct way *staged,
+                    struct hrd_gdr_rate *rate, char *why, size_t len)
+{
+    double begun = now_s();
+    for (unsigned i = 0; i < RATE_PIECES && (i < RATE_PIECES_MIN || now_s() - begun < RATE_S); i++)
+        if (piece(r, direct, &rate->direct, why, len) || piece(r, staged, &rate->staged, why, len))
+            return false;
+    return true;
+}
+
 /* ---- set-up ------------------------------------------------------------------------------------------------------- */
 
 static int host_memory(struct rig *r, char *why, size_t len)
@@ -248,27 +312,52 @@ static int gpu_memory(struct hrd_verbs_conn *c, const struct hrd_tp_memory *m, i
     return hrd_mr_register(c->dev.v, c->pd, &c->memory, &src, access, out, why, len);
 }
 
+/* Where the host's memory is written into. */
+static int host_sink(struct rig *r, char *why, size_t len)
+{
+    struct hrd_mr_source sink = {.addr = r->host + IN, .len = PATTERN_BYTES};
+    return hrd_mr_register(r->b->dev.v, r->b->pd, &r->b->memory, &sink,
+                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &r->to_host, why, len);
+}
+
+/* Host memory into host memory. */
+static struct way through_host(const struct rig *r)
+{
+    return (struct way){.from = r->host + OUT,
+                        .lkey = r->a->arena_mr.mr->lkey,
+                        .to = r->host + IN,
+                        .rkey = r->to_host.mr->rkey};
+}
+
 static void try_receive(struct rig *r)
 {
     struct hrd_gdr_trial *t = r->t;
     if (gpu_memory(r->b, t->memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &r->to_gpu,
-                   t->why_receive, sizeof(t->why_receive)))
+                   t->why_receive, sizeof(t->why_receive)) ||
+        host_sink(r, t->why_receive, sizeof(t->why_receive)))
         return;
     snprintf(t->way, sizeof(t->way), "%s", hrd_mr_way_name(r->to_gpu.way));
-    t->receive = patterns(r, receive_one, t->why_receive, sizeof(t->why_receive));
+    struct way staged = through_host(r), direct = staged;
+    staged.copy = TO_GPU;
+    direct.to = t->memory->base;
+    direct.rkey = r->to_gpu.mr->rkey;
+    t->receive = patterns(r, receive_one, t->why_receive, sizeof(t->why_receive)) &&
+                 measure(r, &direct, &staged, &t->receive_rate, t->why_receive, sizeof(t->why_receive));
 }
 
 static void try_send(struct rig *r)
 {
     struct hrd_gdr_trial *t = r->t;
-    struct hrd_mr_source sink = {.addr = r->host + IN, .len = PATTERN_BYTES};
     if (gpu_memory(r->a, t->memory, 0, &r->from_gpu, t->why_send, sizeof(t->why_send)) ||
-        hrd_mr_register(r->b->dev.v, r->b->pd, &r->b->memory, &sink,
-                        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &r->to_host, t->why_send,
-                        sizeof(t->why_send)))
+        host_sink(r, t->why_send, sizeof(t->why_send)))
         return;
     snprintf(t->way, sizeof(t->way), "%s", hrd_mr_way_name(r->from_gpu.way));
-    t->send = patterns(r, send_one, t->why_send, sizeof(t->why_send));
+    struct way staged = through_host(r), direct = staged;
+    staged.copy = FROM_GPU;
+    direct.from = t->memory->base;
+    direct.lkey = r->from_gpu.mr->lkey;
+    t->send = patterns(r, send_one, t->why_send, sizeof(t->why_send)) &&
+              measure(r, &direct, &staged, &t->send_rate, t->why_send, sizeof(t->why_send));
 }
 
 /* The queue pairs go first: without them no adapter touches any of the memory. */

@@ -16,6 +16,7 @@ struct hrd_gdr_trial {
     bool send, receive; /* patterns arrived unharmed from, in GPU memory */
     bool stuck;         /* a copy of the driver did not end: the memory must not be freed */
     char way[64];       /* how the adapter reaches it */
+    struct hrd_gdr_rate send_rate, receive_rate; /* of a direction that works */
     char why_send[400], why_receive[400];
 };
 

@@ -645,6 +645,8 @@ unsigned hrd_gpus_info(const struct hrd_gpus *gpus, struct hrd_gpu_info *out, un
             memcpy(o->name, g->dev.name, sizeof(o->name));
             memcpy(o->lost, g->lost_why, sizeof(o->lost));
             o->gdr = g->gdr.is.ready;
+            o->gdr_read = g->gdr.is.read;
+            o->gdr_written = g->gdr.is.written;
             snprintf(o->gdr_text, sizeof(o->gdr_text), "%s", o->gdr ? g->gdr.is.used : g->gdr.is.why);
             memcpy(o->sm_why, g->up ? g->dev.part_why[HRD_GPU_SM] : "", g->up ? sizeof(o->sm_why) : 1);
         }

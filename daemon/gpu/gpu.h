@@ -164,6 +164,13 @@ int hrd_gpus_event_fd(const struct hrd_gpus *gpus);
 /* All waiting events, oldest first, each freed by the caller with free(); NULL: none. */
 struct hrd_gpu_event *hrd_gpus_take_events(struct hrd_gpus *gpus);
 
+/* How fast large blocks go between a GPU and an adapter, in bytes a second: the best of several pieces. 0: not measured. */
+struct hrd_gdr_rate {
+    double direct; /* the adapter reads or writes the GPU's memory */
+    double
+        staged; /* it reads or writes the host's, while the driver copies as much between that and the GPU */
+};
+
 /* For status: a GPU that was imported from at least once. */
 struct hrd_gpu_info {
     char uuid[HRG_UUID_TEXT], pci[16], name[96];
@@ -175,6 +182,7 @@ struct hrd_gpu_info {
     char sm_why[200];      /* why it has no sm engine; empty: it has */
     bool gdr;              /* the RDMA adapter reaches memory of it; how, or why not: */
     char gdr_text[512];
+    struct hrd_gdr_rate gdr_read, gdr_written; /* by the adapter */
 };
 
 /* Fills at most max; returns how many there are. *pinned: bytes of host memory registered now. */

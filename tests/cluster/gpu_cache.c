@@ -326,7 +326,8 @@ static int all_in_use(struct hpf_rank *me)
         if (check(me, &recv[i], &send[i]) != 0)
             return 1;
     }
-    if (due_is_done(me) != 0 || use(&e[NCOMMS], &more, 4) != 0 || exports(me, KEPT + 1, "there is room again") != 0)
+    if (due_is_done(me) != 0 || use(&e[NCOMMS], &more, 4) != 0 ||
+        exports(me, KEPT + 1, "there is room again") != 0)
         return 1;
     for (unsigned k = 1; k <= NCOMMS; k++)
         if (ht_leave(&e[k]) != 0)

@@ -6,6 +6,7 @@ devices: one decision on both ends, told in words to the job, in the log and in 
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -273,6 +274,10 @@ def test_gpu_memory():
         exchange_stage = [s for s in document["path"]["stages"] if s["stage"] == "exchange"][0]
         for peer in exchange_stage["peers"]:
             check((peer["send"], peer["receive"]) == ("GPU memory", "GPU memory"), f"{orders}: {peer}")
+        memory = [s for s in document["path"]["stages"] if s["stage"] == "exchange memory"][0]
+        for verb in ("read", "written"):
+            rates = re.search(verb + r" at (\d+) MB/s directly, (\d+) MB/s through host memory", memory["used"])
+            check(rates and int(rates[1]) > 0 and int(rates[2]) > 0, f"{orders}: {memory}")
     done, document = gpu_job("devices 2; gpu dmabuf", "verbs_device = fakeib0,fakeib1")
     check(document is not None, f"two rails: {done.stdout[-1500:]} {done.stderr[-1500:]}")
     exchange_stage = [s for s in document["path"]["stages"] if s["stage"] == "exchange"][0]

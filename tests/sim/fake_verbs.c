@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -490,6 +491,15 @@ static void place(const struct fmr *m, char *to, const char *from, size_t len, b
         fake_verbs_settle();
 }
 
+static void take_time(uint64_t rate, size_t len)
+{
+    if (rate == 0 || len < (size_t)1 << 20)
+        return;
+    uint64_t ns = len * UINT64_C(1000000000) / rate;
+    nanosleep(&(struct timespec){.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)},
+              NULL);
+}
+
 static enum ibv_wc_status do_write(const struct fqp *q, struct fqp *to, const struct ibv_send_wr *wr)
 {
     const struct ibv_sge *sge = wr->sg_list;
@@ -505,6 +515,10 @@ static enum ibv_wc_status do_write(const struct fqp *q, struct fqp *to, const st
         wr->send_flags & IBV_SEND_INLINE ? NULL : find_mr(sge->lkey, q->qp.pd, sge->addr, sge->length);
     fake_world.gpu_in += m->gpu ? sge->length : 0;
     fake_world.gpu_out += s && s->gpu ? sge->length : 0;
+    take_time(m->gpu        ? fake_world.rate_in
+              : s && s->gpu ? fake_world.rate_out
+                            : fake_world.rate_host,
+              sge->length);
     if (!m->at || (s && !s->at)) {
         assert_non_null(fake_verbs_copy);
         fake_verbs_copy((void *)(uintptr_t)wr->wr.rdma.remote_addr, m->gpu,

@@ -94,6 +94,9 @@ void fake_verbs_set_gid(const char *ipv4);
  */
 void fake_verbs_gpu(bool late, bool damage_in, bool damage_out);
 void fake_verbs_visible(void);
+/* From now on a write of 1 MiB or more takes as long as at this rate (bytes a second; 0: no time): into GPU memory, out of it,
+   and where none has a part in it. */
+void fake_verbs_rates(uint64_t in, uint64_t out, uint64_t host);
 /* How bytes get from and into GPU memory; NULL: its dmabuf is mapped. On a real GPU, whose cannot be, a test has the driver
    copy them in the adapter's place. */
 extern void (*fake_verbs_copy)(void *to, bool to_gpu, const void *from, bool from_gpu, size_t len);

@@ -83,6 +83,7 @@ struct fake_world {
     bool late, damage_in, damage_out;
     struct late *first_late, *last_late;
     uint64_t gpu_in, gpu_out;
+    uint64_t rate_in, rate_out, rate_host; /* of writes of 1 MiB and more, bytes a second; 0: no limit */
     struct fctx *contexts;
     struct fmr *mrs;
     struct fqp *qps;

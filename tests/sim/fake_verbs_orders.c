@@ -26,6 +26,7 @@ void fake_verbs_reset(void)
     memset(fake_world.dev_bytes, 0, sizeof(fake_world.dev_bytes));
     fake_world.late = fake_world.damage_in = fake_world.damage_out = false;
     fake_world.gpu_in = fake_world.gpu_out = 0;
+    fake_world.rate_in = fake_world.rate_out = fake_world.rate_host = 0;
     fake_verbs_unlock();
     assert_int_equal(objects, 0);
 }
@@ -169,6 +170,15 @@ void fake_verbs_gpu(bool late, bool damage_in, bool damage_out)
     fake_world.late = late;
     fake_world.damage_in = damage_in;
     fake_world.damage_out = damage_out;
+    fake_verbs_unlock();
+}
+
+void fake_verbs_rates(uint64_t in, uint64_t out, uint64_t host)
+{
+    fake_verbs_lock();
+    fake_world.rate_in = in;
+    fake_world.rate_out = out;
+    fake_world.rate_host = host;
     fake_verbs_unlock();
 }
 

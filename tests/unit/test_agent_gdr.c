@@ -374,44 +374,150 @@ static void over_tcp(void)
     end();
 }
 
-/* gdr = auto takes a GPU behind the adapter's switch and no farther one: node 0 has both, node 1 one on the other socket. */
-static void by_topology(void)
+#define MB UINT64_C(1000000)
+
+/* Node 0 has a GPU behind the adapter's switch and one that is farther, node 1 one on the other socket. */
+static const int near_and_far[4] = {1, 0, 2, 2};
+
+/* Of the adapter, bytes a second: so little that what else this machine does makes no difference. */
+static uint64_t rate_in, rate_out, rate_host;
+
+static void set_rates(unsigned in, unsigned out, unsigned host)
 {
-    static const int gpu[4] = {1, 0, 2, 2};
-    struct sim_options o = {.verbs = true};
-    char path[512];
+    rate_in = in * MB;
+    rate_out = out * MB;
+    rate_host = host * MB;
+}
+
+static void throttled(void)
+{
+    fake_verbs_rates(rate_in, rate_out, rate_host);
+    linked();
+}
+
+static void begin_measured(enum hrd_gdr_mode mode, const char *topology, struct sim_options *o)
+{
+    static char path[512];
     const char *root = getenv("HREDUCE_ROOT");
-    (void)snprintf(path, sizeof(path), "%s/tests/lib/topo/gdr.xml", root ? root : ".");
+    (void)snprintf(path, sizeof(path), "%s/tests/lib/topo/%s", root ? root : ".", topology);
+    o->verbs = true;
     w->bytes = BYTES;
-    w->cfg.gdr = HRD_GDR_AUTO;
+    w->cfg.gdr = mode;
     w->cfg.gdr_bytes = 4 << 20;
     w->cfg.topology = path;
-    w->linked = linked;
-    gpu_nodes_start(2, 4, map22, gpu, &o);
+    w->linked = throttled;
+    gpu_nodes_start(2, 4, map22, near_and_far, o);
+}
+
+/* "... read at 297 MB/s directly, 853 MB/s through host memory": the two, of the text behind `verb`. */
+static void figures(const char *text, const char *verb, unsigned *direct, unsigned *staged)
+{
+    char look_for[32];
+    (void)snprintf(look_for, sizeof(look_for), " %s at ", verb);
+    const char *at = strstr(text, look_for);
+    *direct = *staged = 0;
+    if (!at ||
+        sscanf(at + strlen(look_for), "%u MB/s directly, %u MB/s through host memory", direct, staged) != 2)
+        (void)fprintf(stderr, "no figures of \"%s\" in \"%s\"\n", verb, text);
+    CHECK(*direct > 0 && *staged > 0);
+}
+
+/* Where the direct way is as fast, gdr = auto takes it, however far it is; of several GPUs the nearest. */
+static void as_fast(void)
+{
+    struct sim_options o = {0};
+    unsigned direct, staged;
+    set_rates(40, 40, 40);
+    begin_measured(HRD_GDR_AUTO, "gdr.xml", &o);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     CHECK(says(look(0)->comm[0].gdr_used, "memory of GPU 0000:10:00.0, read and written by fake0"));
     const struct hrd_snapshot_comm *c = &look(1)->comm[0];
-    CHECK(says(c->gdr_why, "GPU 0000:30:00.0 and fake0 are connected as SYS (the link between NUMA nodes)"));
-    CHECK(says(c->gdr_why, "gdr = auto goes no further than PXB") && says(c->gdr_remedy, "gdr = on"));
-    CHECK(c->gdr_units == 0);
+    CHECK(says(c->gdr_used, "memory of GPU 0000:30:00.0, read and written by fake0") && c->gdr_units > 0);
+    CHECK(!c->gdr_why[0]);
+    figures(c->gdr_used, "read", &direct, &staged);
+    CHECK(direct <= 40 && staged <= 40);
+    figures(c->gdr_used, "written", &direct, &staged);
+    CHECK(direct <= 40 && staged <= 40);
     end();
 }
 
-/* What is not known to be near is not. */
-static void unknown_place(void)
+/* A little faster is no reason: host memory has other things to do. */
+static void a_little_slower(void)
 {
-    struct sim_options o = {.verbs = true};
-    w->bytes = BYTES;
-    w->cfg.gdr = HRD_GDR_AUTO;
-    w->cfg.gdr_bytes = 4 << 20;
-    w->cfg.topology = "nowhere.xml";
-    w->linked = linked;
-    gpu_nodes_start(2, 4, map22, gpu22, &o);
+    struct sim_options o = {0};
+    set_rates(36, 36, 40);
+    begin_measured(HRD_GDR_AUTO, "gdr.xml", &o);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
-    const struct hrd_snapshot_comm *c = &look(0)->comm[0];
-    CHECK(says(c->gdr_why, "connected is not known (nowhere.xml is no topology that hwloc can read"));
-    CHECK(c->gdr_units == 0 && fake_verbs_calls(FAKE_REG_DMABUF) == 0);
+    CHECK(says(look(1)->comm[0].gdr_used, "read and written by fake0") && look(1)->comm[0].gdr_units > 0);
+    end();
+}
+
+/* Throttled to a third: gdr = auto goes through host memory and says so with both figures, in status too. */
+static void slower(const char *topology, const char *place)
+{
+    struct sim_options o = {0};
+    struct hrd_gpu_info info[GPU_NODES_GPUS];
+    uint64_t pinned;
+    unsigned direct, staged;
+    set_rates(30, 30, 90);
+    begin_measured(HRD_GDR_AUTO, topology, &o);
+    gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
+    const struct hrd_snapshot_comm *c = &look(1)->comm[0];
+    CHECK(strcmp(c->gdr_used, "host memory") == 0 && c->gdr_units == 0);
+    CHECK(says(c->gdr_why, "gdr = auto takes the way through host memory where that is 1.2 times as fast"));
+    CHECK(says(c->gdr_why, place) && says(c->gdr_remedy, "gdr = on in hreduced.conf takes the direct way"));
+    figures(c->gdr_why, "read", &direct, &staged);
+    CHECK(direct <= 30 && staged <= 90 && staged * 10 > direct * 12);
+    figures(c->gdr_why, "written", &direct, &staged);
+    CHECK(direct <= 30 && staged <= 90 && staged * 10 > direct * 12);
+    CHECK(hrd_gpus_info(w->gpus[1], info, GPU_NODES_GPUS, &pinned) == 1 && !info[0].gdr);
+    CHECK(says(info[0].gdr_text, "through host memory") && info[0].gdr_read.direct > 0 &&
+          info[0].gdr_read.staged > 1.2 * info[0].gdr_read.direct &&
+          info[0].gdr_written.staged > 1.2 * info[0].gdr_written.direct);
+    CHECK(fake_verbs_gpu_regions() == 0);
+    end();
+}
+
+static void slower_and_far(void)
+{
+    slower("gdr.xml",
+           "memory of GPU 0000:30:00.0, connected to fake0 as SYS (the link between NUMA nodes), is read at");
+}
+
+static void slower_and_unknown(void)
+{
+    slower("nowhere.xml", "how it is connected to fake0 is not known (");
+}
+
+/* The same, and a person who knows better. */
+static void slower_but_wanted(void)
+{
+    struct sim_options o = {0};
+    unsigned direct, staged;
+    set_rates(30, 30, 90);
+    begin_measured(HRD_GDR_ON, "gdr.xml", &o);
+    gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
+    const struct hrd_snapshot_comm *c = &look(1)->comm[0];
+    CHECK(says(c->gdr_used, "read and written by fake0") && says(c->gdr_used, "; gdr = on"));
+    CHECK(c->gdr_units > 0 && !c->gdr_why[0]);
+    figures(c->gdr_used, "read", &direct, &staged);
+    CHECK(direct <= 30 && staged * 10 > direct * 12);
+    end();
+}
+
+/* One direction of the two. */
+static void slower_out(void)
+{
+    struct sim_options o = {0};
+    set_rates(45, 15, 45);
+    begin_measured(HRD_GDR_AUTO, "gdr.xml", &o);
+    uint64_t in = fake_verbs_gpu_bytes(true), out = fake_verbs_gpu_bytes(false);
+    gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
+    const struct hrd_snapshot_comm *c = &look(1)->comm[0];
+    CHECK(says(c->gdr_used, "written by fake0 port 1") && says(c->gdr_used, ", sent from host memory"));
+    CHECK(says(c->gdr_why, "takes the way through host memory"));
+    CHECK(fake_verbs_gpu_bytes(true) > in && fake_verbs_gpu_bytes(false) == out);
     end();
 }
 
@@ -618,14 +724,33 @@ int main(int argc, char **argv)
     if (getenv("HREDUCE_TEST_GPU"))
         return on_a_real_gpu();
     const struct CMUnitTest tests[] = {
-        FAKE_GPU_TEST(exchange),    FAKE_GPU_TEST(ordered_for_all),  FAKE_GPU_TEST(ordered_for_one),
-        FAKE_GPU_TEST(unordered),   FAKE_GPU_TEST(peermem),          FAKE_GPU_TEST(neither),
-        FAKE_GPU_TEST(full),        FAKE_GPU_TEST(no_export),        FAKE_GPU_TEST(damaged_in),
-        FAKE_GPU_TEST(damaged_out), FAKE_GPU_TEST(mended),           FAKE_GPU_TEST(crowded),
-        FAKE_GPU_TEST(required),    FAKE_GPU_TEST(required_in_vain), FAKE_GPU_TEST(over_tcp),
-        FAKE_GPU_TEST(by_topology), FAKE_GPU_TEST(unknown_place),    FAKE_GPU_TEST(idle),
-        FAKE_GPU_TEST(death),       FAKE_GPU_TEST(failed_flush),     FAKE_GPU_TEST(failed_flush_again),
-        FAKE_GPU_TEST(lost),        FAKE_GPU_TEST(lost_in_trial),
+        FAKE_GPU_TEST(exchange),
+        FAKE_GPU_TEST(ordered_for_all),
+        FAKE_GPU_TEST(ordered_for_one),
+        FAKE_GPU_TEST(unordered),
+        FAKE_GPU_TEST(peermem),
+        FAKE_GPU_TEST(neither),
+        FAKE_GPU_TEST(full),
+        FAKE_GPU_TEST(no_export),
+        FAKE_GPU_TEST(damaged_in),
+        FAKE_GPU_TEST(damaged_out),
+        FAKE_GPU_TEST(mended),
+        FAKE_GPU_TEST(crowded),
+        FAKE_GPU_TEST(required),
+        FAKE_GPU_TEST(required_in_vain),
+        FAKE_GPU_TEST(over_tcp),
+        FAKE_GPU_TEST(as_fast),
+        FAKE_GPU_TEST(a_little_slower),
+        FAKE_GPU_TEST(slower_and_far),
+        FAKE_GPU_TEST(slower_and_unknown),
+        FAKE_GPU_TEST(slower_but_wanted),
+        FAKE_GPU_TEST(slower_out),
+        FAKE_GPU_TEST(idle),
+        FAKE_GPU_TEST(death),
+        FAKE_GPU_TEST(failed_flush),
+        FAKE_GPU_TEST(failed_flush_again),
+        FAKE_GPU_TEST(lost),
+        FAKE_GPU_TEST(lost_in_trial),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
