@@ -395,7 +395,7 @@ static void throttled(void)
     linked();
 }
 
-static void begin_measured(enum hrd_gdr_mode mode, const char *topology, struct sim_options *o)
+static void begin_measured(uint8_t mode, const char *topology, struct sim_options *o)
 {
     static char path[512];
     const char *root = getenv("HREDUCE_ROOT");
