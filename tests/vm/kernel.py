@@ -27,8 +27,8 @@ INIT = os.path.join(HERE, "guest", "init.sh")
 MODULES = ["virtio_pci", "virtio_net", "virtio_console", "9pnet_virtio", "9p", "overlay", "crc32_generic",
            "crc32c_generic", "ib_uverbs", "rdma_rxe", "rdma_ucm", "veth", "bridge"]
 TOOLS = {"qemu-system-x86_64": "QEMU", "busybox": "a static busybox", "cpio": "cpio", "modprobe": "kmod",
-         "depmod": "kmod", "ip": "iproute2", "rdma": "iproute2", "setpriv": "util-linux", "systemctl": "systemd",
-         "dbus-daemon": "dbus", "dpkg-deb": "dpkg"}
+         "depmod": "kmod", "ip": "iproute2", "rdma": "iproute2", "setpriv": "util-linux", "unshare": "util-linux",
+         "systemctl": "systemd", "dbus-daemon": "dbus", "dpkg-deb": "dpkg"}
 
 
 class Missing(Exception):
@@ -53,6 +53,20 @@ def check_machine():
             raise Missing("busybox is linked dynamically and cannot be alone in an initramfs: run .ci/deps vm as root")
     if not os.path.exists("/dev/net/tun"):
         raise Missing("there is no /dev/net/tun here, and the machines' network is made of tap devices")
+    check_network()
+
+
+def check_network():
+    """A container may have the device, and neither the right to a namespace nor the bridge module."""
+    try:
+        done = output("unshare", "--net", "sh", "-c",
+                      "ip link add br0 type bridge && ip tuntap add tap1 mode tap vnet_hdr && ip link set tap1 master br0 up",
+                      timeout=30)
+    except subprocess.TimeoutExpired:
+        raise Missing("no network namespace with a bridge and a tap device was made within 30 s") from None
+    if done.returncode:
+        raise Missing("no network namespace with a bridge and a tap device can be made, which the machines hang on: "
+                      f"{done.stderr.strip()}")
 
 
 def output(*argv, **kwargs):
@@ -108,7 +122,10 @@ def fetch(cache, package):
         os.chmod(place, 0o755)
         deb = os.environ.get("HREDUCE_VM_KERNEL_DEB")
         if not deb:
-            done = output("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", package, cwd=place, timeout=600)
+            try:
+                done = output("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", package, cwd=place, timeout=600)
+            except subprocess.TimeoutExpired:
+                raise Missing(f"the kernel package {package} was not downloaded within 600 s") from None
             deb = (glob.glob(os.path.join(place, "*.deb")) + [None])[0]
             if done.returncode or not deb:
                 raise Missing(f"the kernel package {package} cannot be downloaded: {done.stderr.strip()}")
