@@ -13,6 +13,7 @@
 #include "client/comm.h"
 #include "client/context.h"
 #include "client/futex.h"
+#include "client/gpu_import.h"
 
 /* ------------------------------------------------------------------------------------------- regions */
 
@@ -296,7 +297,27 @@ hclient_result_t hclient_mem_import_fd(void *addr, size_t bytes, int fd, uint64_
 
 struct hcl_registration {
     struct hcl_registration *next;
+    uintptr_t base;
+    size_t bytes;
 };
+
+static void link_registration(struct hcl_comm *c, struct hcl_registration *reg)
+{
+    pthread_mutex_lock(&c->lock);
+    reg->next = c->registrations;
+    c->registrations = reg;
+    pthread_mutex_unlock(&c->lock);
+}
+
+bool hcl_is_registered(struct hcl_comm *comm, uintptr_t base, size_t bytes)
+{
+    pthread_mutex_lock(&comm->lock);
+    const struct hcl_registration *r = comm->registrations;
+    while (r != NULL && (r->base >= base + bytes || r->base + r->bytes <= base))
+        r = r->next;
+    pthread_mutex_unlock(&comm->lock);
+    return r != NULL;
+}
 
 hclient_result_t hclient_comm_register(hclient_comm_t comm, void *buff, size_t size, void **handle)
 {
@@ -314,10 +335,9 @@ hclient_result_t hclient_comm_register(hclient_comm_t comm, void *buff, size_t s
     else if ((reg = calloc(1, sizeof(*reg))) == NULL)
         r = hcl_fail(HCLIENT_RESOURCE, "out of memory");
     if (r == HCLIENT_OK) {
-        pthread_mutex_lock(&c->lock);
-        reg->next = c->registrations;
-        c->registrations = reg;
-        pthread_mutex_unlock(&c->lock);
+        reg->base = (uintptr_t)buff;
+        reg->bytes = size;
+        link_registration(c, reg);
         *handle = reg;
     }
     hcl_handle_put(comm);
@@ -338,8 +358,14 @@ hclient_result_t hclient_comm_deregister(hclient_comm_t comm, void *handle)
     struct hcl_registration *found = *p;
     if (found != NULL)
         *p = found->next;
+    bool gpu = c->gpu != NULL;
     pthread_mutex_unlock(&c->lock);
-    free(found);
+    if (found != NULL && gpu)
+        r = hcl_gpu_give_back(c, found->base, found->bytes);
+    if (found != NULL && r != HCLIENT_OK)
+        link_registration(c, found);
+    else
+        free(found);
     if (found == NULL)
         r = hcl_fail(HCLIENT_INVALID_ARGUMENT,
                      "hclient_comm_deregister: %p is not a registration of this communicator (or was ended "

@@ -5,8 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "client/comm.h"
 #include "client/futex.h"
 #include "client/gpu.h"
 
@@ -18,6 +20,7 @@
 #define NOT_SET (UINT64_MAX - 1)
 #define MEMORIES_MAX 256u
 #define IDLE_NS (30 * HCL_SEC) /* also: how long a refusal is believed */
+#define GIVE_BACK_NS (2 * HCL_SEC)
 
 struct part {
     uint64_t offset, bytes;
@@ -103,6 +106,61 @@ void hcl_gpu_expire(struct hcl_context *ctx)
             drop(ctx, g);
     }
     pthread_mutex_unlock(&ctx->gpu.lock);
+}
+
+/* What the daemon has of [p, p + bytes), but for what other registrations of the comm lie in: one that nobody uses is taken out
+   of the list, for the caller to free here and there. NULL: none, or *used. */
+static struct hcl_gpu_memory *take_out(struct hcl_comm *comm, hrg_ptr p, uint64_t bytes, bool *used)
+{
+    struct hcl_gpu_memories *m = &comm->ctx->gpu;
+    struct hcl_gpu_memory *found = NULL;
+    *used = false;
+    pthread_mutex_lock(&m->lock);
+    for (struct hcl_gpu_memory **at = &m->list; *at != NULL && found == NULL;) {
+        struct hcl_gpu_memory *g = *at;
+        bool here = !g->refused && p < g->base + g->bytes && p + bytes > g->base &&
+                    !hcl_is_registered(comm, (uintptr_t)g->base, g->bytes);
+        if (here && g->users == 0) {
+            found = g;
+            *at = g->next;
+            m->n--;
+            continue;
+        }
+        *used = *used || here;
+        at = &g->next;
+    }
+    pthread_mutex_unlock(&m->lock);
+    return found;
+}
+
+hclient_result_t hcl_gpu_give_back(struct hcl_comm *comm, uintptr_t base, size_t bytes)
+{
+    struct hcl_context *ctx = comm->ctx;
+    const uint64_t deadline = hcl_now() + GIVE_BACK_NS;
+    for (;;) {
+        bool used;
+        struct hcl_gpu_memory *g = take_out(comm, base, bytes, &used);
+        if (g != NULL) {
+            struct hrp_msg msg = {.type = HRP_MSG_FREE};
+            msg.body.buffer.id = g->id;
+            free(g);
+            hclient_result_t r = hcl_request(ctx, &msg, NULL, 0, HRP_MSG_DONE, hcl_alloc_ns(0), NULL);
+            if (r != HCLIENT_OK && !hcl_context_lost(ctx))
+                return r;
+            continue;
+        }
+        if (!used || hcl_context_lost(ctx))
+            return HCLIENT_OK;
+        if (hcl_now() > deadline)
+            return hcl_fail(
+                HCLIENT_INVALID_ARGUMENT,
+                "hclient_comm_deregister: operations that are not over use the GPU memory at 0x%llx, or its "
+                "allocation; wait for them and call again",
+                (unsigned long long)base);
+        hcl_gpu_harvest(comm); /* ops that are over let go of it */
+        struct timespec ts = hcl_timespec(HCL_MS);
+        nanosleep(&ts, NULL);
+    }
 }
 
 /* Under the lock: room for one more; false: all are in use. */

@@ -8,7 +8,10 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+
+#include "client/hclient.h"
 
 struct hcl_context;
 struct hcl_comm;
@@ -26,6 +29,9 @@ void hcl_gpu_memories_init(struct hcl_gpu_memories *m);
 void hcl_gpu_memories_deinit(struct hcl_gpu_memories *m);
 /* The op in a slot is over, or its comm ends: what it used may go. */
 void hcl_gpu_unuse(struct hcl_context *ctx, struct hcl_op *op);
+/* What the daemon has of this memory, but for allocations that other registrations of the comm lie in, is gone from there on
+   return. Waits 2 s at most for ops that use it, and then fails in words. Any thread, without locks. */
+hclient_result_t hcl_gpu_give_back(struct hcl_comm *comm, uintptr_t base, size_t bytes);
 /* Watcher: gives up what was not used for a while or was freed. */
 void hcl_gpu_expire(struct hcl_context *ctx);
 

@@ -282,7 +282,9 @@ HCLIENT_API hclient_result_t hclient_mem_import_fd(void *addr, size_t bytes, int
 /*
  * Announces a buffer that will be used often. Inside hclient_mem_alloc() or imported memory nothing is needed
  * and this call costs nothing; ordinary memory is accepted and goes through a staging window either way.
- * *handle: for hclient_comm_deregister(), which must come before the memory is freed.
+ * *handle: for hclient_comm_deregister(), which must come before the memory is freed: when it returns, the daemon has
+ * none of a GPU allocation any more, unless other registrations of the communicator lie in it. It waits up to 2 s for
+ * operations that use the allocation; then it is refused (HCLIENT_INVALID_ARGUMENT) and the registration stays.
  */
 HCLIENT_API hclient_result_t hclient_comm_register(hclient_comm_t comm, void *buff, size_t size,
                                                    void **handle);

@@ -236,6 +236,43 @@ static int unused(struct hpf_rank *me)
     return ht_leave(&e);
 }
 
+/* ---- registrations ---------------------------------------------------------------------------------------------------- */
+
+/* A registration that ends takes the allocation from the daemon before it returns, but never under an op or under another
+   registration. */
+static int deregistered(struct hpf_rank *me)
+{
+    struct ht_env e;
+    struct ht_gate gate;
+    hrg_stream held;
+    hclient_op_t op;
+    void *all, *part;
+    struct mem m = {0};
+    if (start(&e, me) != 0 || ht_gate_new(&e, &gate) != 0 || use(&e, &m, 1) != 0 || fill(me, &m, 2) != 0)
+        return 1;
+    void *at = (void *)(uintptr_t)m.at;
+    HT_CUDA(me, drv->StreamCreateWithPriority(&held, HRG_STREAM_NON_BLOCKING, 0));
+    HT_TRY(me, hclient_comm_register(e.comm, at, COUNT * sizeof(int32_t), &all));
+    HT_TRY(me, hclient_comm_register(e.comm, at, sizeof(int32_t), &part));
+    HT_TRY(me, hclient_comm_deregister(e.comm, part));
+    if (look(me, 1) != 0 || ht_gate_hold(&e, &gate, held) != 0)
+        return 1;
+    HT_TRY(me, post(e.comm, &m, &m, held, &op));
+    hclient_result_t r = hclient_comm_deregister(e.comm, all);
+    HT_EXPECT(
+        me, r == HCLIENT_INVALID_ARGUMENT && strstr(hclient_last_error(NULL), "not over use the GPU memory"),
+        "an op under way: %d, %s", (int)r, hclient_last_error(NULL));
+    if (look(me, 1) != 0)
+        return 1;
+    atomic_store(gate.word, 1);
+    HT_TRY(me, hclient_wait(op));
+    HT_TRY(me, hclient_comm_deregister(e.comm, all));
+    if (look(me, 0) != 0 || check(me, &m, &m) != 0 || use(&e, &m, 3) != 0 ||
+        exports(me, 2, "used once more") != 0)
+        return 1;
+    return ht_leave(&e);
+}
+
 /* The fake refuses the first export. */
 static int refused(struct hpf_rank *me)
 {
@@ -383,6 +420,7 @@ int main(void)
     ht_gpu_fake("libcuda_fake.so.1");
     setenv("HREDUCE_GPU_STAGED_BYTES", "0", 1);
     run(unused, 5);
+    run(deregistered, 3);
     run(refused, 1);
     run(oldest, 1);
     run(all_in_use, 2);
