@@ -55,7 +55,7 @@ struct host_engine {
     pthread_cond_t more;
     struct hrd_work *first, *last; /* under lock: work with chunks that nobody took yet */
     int stop;                      /* under lock */
-    unsigned idle;                 /* under lock: threads that wait for work */
+    _Atomic unsigned idle;         /* threads that wait for work; written under lock */
     uint64_t signal_ns; /* under lock: when a thread was signalled that does not run yet; 0: none */
     uint64_t wake_ns;   /* under lock: how long a wake-up takes */
     _Atomic uint64_t
@@ -268,16 +268,22 @@ static void *reduce_thread(void *arg)
 static unsigned host_help(struct hrd_engine *base)
 {
     struct host_engine *e = (struct host_engine *)base;
-    if (atomic_load_explicit(&e->queued, memory_order_relaxed) == 0 || is_hot(e))
+    if (atomic_load_explicit(&e->queued, memory_order_relaxed) == 0)
+        return 0;
+    bool hot = is_hot(e);
+    if (hot && atomic_load_explicit(&e->idle, memory_order_relaxed) == 0)
         return 0;
     uint64_t at, n;
     e->looks = 0;
     pthread_mutex_lock(&e->lock);
     struct hrd_work *w = take(e, &at, &n);
     e->wake_ns -= e->wake_ns / 256; /* one slow wake-up must not keep the threads asleep for good */
+    bool all = hot && e->idle > 0;  /* they slept while it was crowded, and nobody looks */
     bool wake = worth_waking(e);
     pthread_mutex_unlock(&e->lock);
-    if (wake)
+    if (all)
+        pthread_cond_broadcast(&e->more);
+    else if (wake)
         pthread_cond_signal(&e->more);
     if (!w)
         return 0;
