@@ -6,6 +6,7 @@
 
 #include "daemon/gpu/gdr.h"
 #include "daemon/member_impl.h"
+#include "daemon/plan.h"
 
 /* ---- configuration -------------------------------------------------------------------------------------- */
 
@@ -253,7 +254,8 @@ void hrd_rset_send_roster(struct hrd_daemon *d, struct rset *s)
     b->unit_min_bytes = hrd_config_unit_min(&d->cfg);
     b->latency_ns = latency_ns(d, s);
     b->bandwidth = d->cfg.bandwidth != 0 ? d->cfg.bandwidth : hrd_peers_link_speed(d);
-    b->plan = all_know(d, s, HRP_PEER_MINOR_EAGER_BLOCKS) ? HRP_PLAN_EAGER_BLOCKS : 0;
+    bool eager_blocks = s->nnodes <= HRD_EAGER_BLOCK_NODES && all_know(d, s, HRP_PEER_MINOR_EAGER_BLOCKS);
+    b->plan = eager_blocks ? HRP_PLAN_EAGER_BLOCKS : 0;
     for (uint32_t i = 0; i < s->nnodes; i++) {
         struct hrd_peer_info info;
         bool old = s->node[i].no != HRD_SELF && hrd_peer_info(d, s->node[i].no, &info) && info.minor < 1;

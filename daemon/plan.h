@@ -112,8 +112,12 @@ uint64_t hrd_plan_block_elems(const struct hrd_plan_env *env, const struct hrp_s
 /* Bytes of one element of a value (enum hrd_value). */
 size_t hrd_plan_value_size(const struct hrp_sig *sig, const struct hrd_plan *plan, unsigned value);
 
-/* Of an eager op, from one node to another: a partial and a result. The second answers the first that went the other way. */
+/* Of an eager op of direct, from one node to another: a partial and a result. The second answers the first that went the other
+   way. */
 #define HRD_EAGER_MESSAGES 2u
+/* More nodes have no eager blocks: a communicator keeps a slot for each other node, and with room for two messages those of
+   16 nodes would take 6 MiB of the arena. */
+#define HRD_EAGER_BLOCK_NODES 8u
 
 /* What a message of so many bytes takes of its sender's area at the receiver, and a value of a send buffer. */
 static inline uint64_t hrd_plan_slot_bytes(uint64_t bytes)

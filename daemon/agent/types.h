@@ -386,7 +386,7 @@ static inline void *xalloc(size_t n, size_t size)
 /* Of an eager slot. */
 static inline uint64_t hrd_eager_bytes(const struct acomm *c)
 {
-    return HRD_EAGER_MESSAGES * hrd_plan_slot_bytes(c->env.eager_limit);
+    return (c->env.eager_blocks ? HRD_EAGER_MESSAGES : 1) * hrd_plan_slot_bytes(c->env.eager_limit);
 }
 
 /* agent.c */

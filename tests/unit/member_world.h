@@ -20,7 +20,7 @@
 
 #include "daemon/member_impl.h"
 
-#define W_NODES 6
+#define W_NODES 9
 #define W_SESSIONS 24 /* of a node */
 #define W_SLOTS 3
 #define W_COMMS 32

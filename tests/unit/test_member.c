@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/plan.h"
 #include "tests/unit/member_world.h"
 
 /* ---- together ---------------------------------------------------------------------------------------------- */
@@ -395,6 +396,25 @@ static void test_older_node(void **state)
     }
 }
 
+/* Slots for two messages would take much of the arena of many nodes. */
+static void test_many_nodes(void **state)
+{
+    (void)state;
+    for (uint32_t n = HRD_EAGER_BLOCK_NODES; n <= HRD_EAGER_BLOCK_NODES + 1; n++) {
+        w_begin(16);
+        for (uint32_t i = 0; i < n; i++) {
+            rank[i] = w_process((int)i, 1000);
+            struct hrp_msg_join j = w_join_of("many", 0, i, n);
+            w_join_msg(rank[i], &j);
+        }
+        w_settle();
+        all_joined(n);
+        for (uint32_t i = 0; i < n; i++)
+            assert_int_equal(w[i].comm[0].eager_blocks, n <= HRD_EAGER_BLOCK_NODES);
+        w_end();
+    }
+}
+
 /* What the links are decides, for all ranks alike and at once. */
 static void test_transport(void **state)
 {
@@ -621,6 +641,7 @@ int main(void)
         cmocka_unit_test(test_wrong_configuration),
         cmocka_unit_test(test_what_this_version_cannot),
         cmocka_unit_test(test_older_node),
+        cmocka_unit_test(test_many_nodes),
         cmocka_unit_test(test_transport),
         cmocka_unit_test(test_class),
         cmocka_unit_test(test_no_slot),
