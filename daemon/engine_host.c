@@ -18,7 +18,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Bytes read and written up to which the agent works by itself: a switch to another thread costs 5 to 45 us, in
@@ -39,11 +39,13 @@
    between two ops of a job. */
 #define SPINNERS 4u
 #define LINGER_NS UINT64_C(500000)
-/* When another one ran on its core each time that a thread which looks for work let it, so often in a row, there is no core
-   to spare, and whoever does the work that is waited for may be among those who want this one: the threads sleep, and the
-   agent helps, until it is tried again. Four daemons on 16 cores took five times as long for 1 MiB without this. */
-#define CROWD_YIELDS 8u
+/* A thread that looks for work and has less than three quarters of a core for it, over so long, takes a core from somebody,
+   perhaps from whoever does the work that is waited for: all threads sleep then, and the agent helps, until it is tried again.
+   Four daemons on 16 cores took five times as long for 1 MiB without this. */
+#define CROWD_NS UINT64_C(2000000)
 #define CROWDED_NS UINT64_C(20000000)
+/* Turns of looking between two looks at the thread's own clock. */
+#define TURNS_PER_CLOCK 8u
 /* The least that one of them is given. */
 #define PIECE_BYTES (UINT64_C(32) << 10)
 
@@ -155,29 +157,46 @@ static bool is_hot(const struct host_engine *e)
     return now < until && now >= atomic_load_explicit(&e->crowded_until, memory_order_relaxed);
 }
 
-/* How often another thread got the core of this one while it wanted to run. */
-static long times_displaced(void)
+/* A thread's time with nothing to do, and how much of it it ran. */
+struct looking {
+    uint64_t all_ns, ran_ns;
+};
+
+static uint64_t ran_ns(void)
 {
-    struct rusage u;
-    return getrusage(RUSAGE_THREAD, &u) == 0 ? u.ru_nivcsw : 0;
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
-/* `yields`: the calling thread's, in a row, of which another one made use. */
-static void look_for_work(struct host_engine *e, unsigned *yields)
+static bool has_no_core(struct looking *l, uint64_t all, uint64_t ran)
 {
-    while (is_hot(e)) {
+    l->all_ns += all;
+    l->ran_ns += ran;
+    if (l->all_ns < CROWD_NS)
+        return false;
+    bool few = l->ran_ns < l->all_ns / 4 * 3;
+    *l = (struct looking){0};
+    return few;
+}
+
+static void look_for_work(struct host_engine *e, struct looking *l)
+{
+    uint64_t since = now_ns(), ran = ran_ns();
+    for (unsigned turn = 1; is_hot(e); turn++) {
         for (unsigned i = 0; i < 256; i++) {
             if (atomic_load_explicit(&e->queued, memory_order_relaxed) > 0)
                 return;
             hrd_relax();
         }
-        long before = times_displaced();
         sched_yield(); /* whoever needs this core may have it */
-        *yields = times_displaced() != before ? *yields + 1 : 0;
-        if (*yields == CROWD_YIELDS) {
-            *yields = 0;
-            atomic_store_explicit(&e->crowded_until, now_ns() + CROWDED_NS, memory_order_relaxed);
-        }
+        if (turn % TURNS_PER_CLOCK != 0)
+            continue;
+        uint64_t now = now_ns(), ran_now = ran_ns();
+        if (has_no_core(l, now - since, ran_now - ran))
+            atomic_store_explicit(&e->crowded_until, now + CROWDED_NS, memory_order_relaxed);
+        since = now;
+        ran = ran_now;
     }
 }
 
@@ -231,7 +250,7 @@ static void run_chunk(struct host_engine *e, struct hrd_work *w, uint64_t at, ui
 static void *reduce_thread(void *arg)
 {
     struct host_engine *e = arg;
-    unsigned yields = 0;
+    struct looking looking = {0};
     pthread_mutex_lock(&e->lock);
     for (;;) {
         uint64_t at, n;
@@ -241,7 +260,7 @@ static void *reduce_thread(void *arg)
                 break;
             if (is_hot(e)) {
                 pthread_mutex_unlock(&e->lock);
-                look_for_work(e, &yields);
+                look_for_work(e, &looking);
                 pthread_mutex_lock(&e->lock);
                 continue;
             }
