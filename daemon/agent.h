@@ -54,7 +54,7 @@ enum hrd_event_type {
     HRD_EV_COMM_FAILED, /* comm, status, text: failed after it was ready, from whatever side; sent once */
     HRD_EV_COMM_LEFT,   /* comm, rank: the agent let go of that rank's buffers and slot */
     HRD_EV_COMM_GONE,   /* comm: all local ranks left and nothing of it is in flight */
-    HRD_EV_LINK_LOST,   /* peer, text: the link broke or broke the protocol; already closed */
+    HRD_EV_LINK_LOST,   /* peer, text: the link broke or broke the protocol; already closed unless `open` */
     HRD_EV_LINK_GONE,   /* peer: answer to link_down; closed */
     HRD_EV_LINK_INTERRUPTED, /* peer, rail, text, conn: the path failed; conn is lent until link_resume or link_down */
     HRD_EV_PROBE,            /* token, status; probe (HRP_OK), or text: answer to hrd_agent_probe() */
@@ -77,6 +77,7 @@ struct hrd_event {
     uint32_t id; /* buffer id, peer or rank */
     uint32_t status;
     unsigned rail;
+    bool open; /* LINK_LOST: a rail is lent, so the link is there until link_down */
     uint64_t token;
     struct hrd_snapshot *snapshot;
     struct hrd_conn *conn;

@@ -442,7 +442,7 @@ void hrd_peer_event(struct hrd_daemon *d, const struct hrd_event *ev)
         hrd_mend_begin(d, rail, ev->conn, ev->text);
     if (ev->type != HRD_EV_LINK_LOST || !l)
         return;
-    l->up = false; /* closed already */
+    l->up = ev->open; /* the agent keeps what a path in the making is made on until link_down */
     lose(d, l->peer, "lost its data link", ev->text);
 }
 

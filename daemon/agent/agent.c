@@ -150,25 +150,50 @@ static void close_link(struct alink *l)
     hrd_arena_domain_close(l->a->arena, l->peer); /* nobody outside reaches it any more */
 }
 
+static void fail_comms_of(struct alink *l)
+{
+    for (struct acomm *c = l->a->comms, *next; c; c = next) {
+        next = c->next;
+        uint32_t node = hrd_frames_node(c, l);
+        if (node == HRD_NONE)
+            continue;
+        if (!l->link)
+            c->link[node] = NULL; /* what it might still have sent can no longer arrive */
+        hrd_comm_fail(c, HRP_PEER_LOST, true, "%s", l->why);
+        hrd_comm_settle(c);
+    }
+}
+
+/* Another rail's connection is in the hands of the control thread, which lets go of it first: link_down follows. */
+static void lose_open_link(struct alink *l)
+{
+    if (l->told)
+        return;
+    l->told = true;
+    fail_comms_of(l);
+    struct hrd_event *ev = xalloc(1, sizeof(*ev));
+    ev->type = HRD_EV_LINK_LOST;
+    ev->id = l->peer;
+    ev->status = HRP_PEER_LOST;
+    ev->open = true;
+    snprintf(ev->text, sizeof(ev->text), "%s", l->why);
+    hrd_agent_emit_event(l->a, ev);
+}
+
 static void close_lost_links(struct hrd_agent *a)
 {
     a->links_to_close = false;
     for (struct alink **pl = &a->links; *pl;) {
         struct alink *l = *pl;
-        if (!l->lost && !l->dropped) {
+        bool lent = l->interrupted != 0 && !l->dropped;
+        if (l->lost && lent)
+            lose_open_link(l);
+        if (lent || (!l->lost && !l->dropped)) {
             pl = &l->next;
             continue;
         }
         close_link(l);
-        for (struct acomm *c = a->comms, *next; c; c = next) {
-            next = c->next;
-            uint32_t node = hrd_frames_node(c, l);
-            if (node == HRD_NONE)
-                continue;
-            c->link[node] = NULL; /* what it might still have sent can no longer arrive */
-            hrd_comm_fail(c, HRP_PEER_LOST, true, "%s", l->why);
-            hrd_comm_settle(c);
-        }
+        fail_comms_of(l);
         hrd_agent_emit(a, l->dropped ? HRD_EV_LINK_GONE : HRD_EV_LINK_LOST, 0, 0, l->peer, HRP_PEER_LOST,
                        l->why);
         *pl = l->next;

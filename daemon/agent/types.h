@@ -81,6 +81,7 @@ struct alink {
     bool dirty;           /* queued frames to flush at the end of this turn */
     bool lost;            /* broken: to be closed outside of its own callbacks */
     bool dropped;         /* link_down: answer LINK_GONE */
+    bool told;            /* LINK_LOST was said, but a rail is lent: link_down closes it */
     unsigned interrupted; /* bit: that rail */
     char why[SENTENCE];
     char text[HRP_FRAME_TEXT + 1]; /* payload of the failure frame that is arriving */

@@ -166,6 +166,13 @@ static void interrupted(struct sim *s, uint32_t i, uint32_t j, const struct hrd_
         hrd_agent_link_interrupt(s->node[j].agent, i + 100, ev->rail, "the other end says so");
 }
 
+/* Neither end's paths are made anew any more. */
+static void forget_lent(struct sim *s, uint32_t i, uint32_t j)
+{
+    memset(s->lent[i][j], 0, sizeof(s->lent[i][j]));
+    memset(s->lent[j][i], 0, sizeof(s->lent[j][i]));
+}
+
 /* 1: done; 0: not yet; negative: with a sentence. */
 static int mend_pair(struct hrd_verbs_conn *a, struct hrd_verbs_conn *b, char *why, size_t len)
 {
@@ -255,6 +262,11 @@ void sim_events(struct sim *s)
                 k->comms_gone++;
                 break;
             case HRD_EV_LINK_LOST:
+                if (ev->open) { /* counted when it is gone */
+                    forget_lent(s, n, ev->id - 100);
+                    hrd_agent_link_down(k->agent, ev->id, ev->text);
+                    k->links_lost--;
+                }
                 /* Sockets tell the other end by themselves; over verbs the daemons' control connection does. */
                 if (s->verbs && ev->id >= 100)
                     hrd_agent_link_down(s->node[ev->id - 100].agent, n + 100,

@@ -236,6 +236,35 @@ static void test_lost(void **state)
     end();
 }
 
+/* The link is lost while the path of its other rail is made anew: that one's connection stays until the control thread has
+   let go of it. */
+static void test_lost_while_mended(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 2; who++) {
+        begin_rails("fake0,fake1", "fake0,fake1");
+        link_up(true);
+        fake_verbs_device_port(1, false);
+        hrd_agent_link_interrupt(d[who].agent, class_of(who)->id, 1, "RETRY_EXC_ERR");
+        for (int i = 0; i < 20000 && !(rail_of(0, 1)->lent && rail_of(1, 1)->lent); i++)
+            turn();
+        assert_non_null(rail_of(who, 1)->lent);
+        assert_int_equal(fake_verbs_qps(0, 0), 8);
+        fake_verbs_wc_error(IBV_WC_REM_ACCESS_ERR, 1);
+        hrd_agent_probe(d[who].agent, class_of(who)->id, 77);
+        for (int i = 0; i < 1500; i++) { /* the news is on its way, and the attempts go on */
+            uv_run(&loop, UV_RUN_NOWAIT);
+            nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+        }
+        assert_int_equal(fake_verbs_qps(0, 0), 8);
+        wait_lost();
+        for (int i = 0; i < 20000 && fake_verbs_qps(0, 0) > 0; i++)
+            turn();
+        assert_int_equal(fake_verbs_qps(0, 0), 0);
+        end();
+    }
+}
+
 /* A link that lacks a rail goes when nobody uses it, never before; the next has all. */
 static void test_made_whole(void **state)
 {
@@ -327,10 +356,12 @@ static void test_classes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all),  cmocka_unit_test(test_left_out),   cmocka_unit_test(test_no_way),
-        cmocka_unit_test(test_none), cmocka_unit_test(test_old_peer),   cmocka_unit_test(test_mended),
-        cmocka_unit_test(test_lost), cmocka_unit_test(test_made_whole), cmocka_unit_test(test_rdmacm),
-        cmocka_unit_test(test_end),  cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_all),        cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_no_way),     cmocka_unit_test(test_none),
+        cmocka_unit_test(test_old_peer),   cmocka_unit_test(test_mended),
+        cmocka_unit_test(test_lost),       cmocka_unit_test(test_lost_while_mended),
+        cmocka_unit_test(test_made_whole), cmocka_unit_test(test_rdmacm),
+        cmocka_unit_test(test_end),        cmocka_unit_test(test_classes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

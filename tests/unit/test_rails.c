@@ -214,6 +214,36 @@ static void test_ops_meanwhile(void **state)
     stop(s);
 }
 
+/* The other rail breaks meanwhile: ops fail at once, not when the attempts at the path have been given up. */
+static void test_lost_meanwhile(void **state)
+{
+    (void)state;
+    struct sim_options o = {0};
+    struct sim *s = rails(&o, 2, NULL);
+    struct burst b = {0};
+    s->mend = true;
+    assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
+    large(s);
+    fake_verbs_device_port(1, false);
+    hrd_agent_link_interrupt(s->node[0].agent, 101, 1, "nothing comes through");
+    wait_lent(s, 1);
+    fake_verbs_wc_error(IBV_WC_REM_ACCESS_ERR, 1);
+    burst_post(s, &b);
+    for (uint32_t r = 0; r < 2; r++)
+        for (unsigned k = 0; k < FLIGHT; k++)
+            (void)sim_wait(s, r, 0, b.op[r][k], NULL);
+    for (int i = 0; i < 50000 && !(s->node[0].links_lost && s->node[1].links_lost); i++)
+        events(s, 1);
+    for (unsigned n = 0; n < 2; n++) {
+        assert_int_equal(s->node[n].comms_failed, 1);
+        assert_int_equal(s->node[n].links_lost, 1);
+    }
+    if (!strstr(s->node[0].last_text, "rail 0, fake0 port 1") &&
+        !strstr(s->node[1].last_text, "rail 0, fake0 port 1"))
+        fail_msg("neither '%s' nor '%s' says which rail", s->node[0].last_text, s->node[1].last_text);
+    stop(s);
+}
+
 /* A device goes for good: the link ends in words, and with it what used it. */
 static void test_gone(void **state)
 {
@@ -264,9 +294,10 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shares),    cmocka_unit_test(test_snapshot),      cmocka_unit_test(test_mended),
-        cmocka_unit_test(test_port_down), cmocka_unit_test(test_ops_meanwhile), cmocka_unit_test(test_gone),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_shares),        cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_mended),        cmocka_unit_test(test_port_down),
+        cmocka_unit_test(test_ops_meanwhile), cmocka_unit_test(test_lost_meanwhile),
+        cmocka_unit_test(test_gone),          cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
