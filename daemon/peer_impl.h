@@ -150,7 +150,8 @@ struct plink {
     char out_why[HRP_PEER_TEXT]; /* over, but not in it: why */
     uint64_t peer_rate;
     /* verbs, rail 0: of all */
-    unsigned nrails;
+    unsigned nrails;  /* that either end names */
+    unsigned noffers; /* that the dialer names */
     struct plink *rails[HRD_RAILS_MAX];
     uint64_t group;      /* the attempt at all of them */
     bool required;       /* one of the two ends takes nothing but verbs */

@@ -55,6 +55,7 @@ void hrd_rails_begin(struct hrd_daemon *d, struct plink *l, unsigned n, uint64_t
 {
     hrd_rails_stop(l);
     l->nrails = n > hrd_verbs_rails(&d->cfg) ? n : hrd_verbs_rails(&d->cfg);
+    l->noffers = n;
     l->group = group;
     l->one_could = l->no_device = l->required = l->busy = l->full = false;
     for (unsigned i = 0; i < l->nrails; i++) {
@@ -94,13 +95,15 @@ bool hrd_rails_over(struct plink *rail)
 void hrd_rail_tell(struct hrd_daemon *d, const struct plink *rail)
 {
     const struct verbs_try *t = rail->verbs;
+    /* How many offers there are, whatever the other end has said since: it waits for as many. */
+    unsigned of = t->dialer ? rail->link->noffers : rail->link->nrails;
     struct hrp_peer_msg msg = {.type = HRP_PEER_VERBS_RAIL,
                                .body.rail = {.nonce = t->nonce,
                                              .group = rail->link->group,
                                              .rate = t->conn ? t->conn->dev.rate : 0,
                                              .rail = (uint8_t)rail->rail,
-                                             .of = (uint8_t)rail->link->nrails}};
-    if (rail->link->nrails > 1 && !t->mend && rail->peer->minor >= HRP_PEER_MINOR_RAILS)
+                                             .of = (uint8_t)of}};
+    if (of > 1 && !t->mend && rail->peer->minor >= HRP_PEER_MINOR_RAILS)
         hrd_peer_send(d, rail->peer->no, &msg);
 }
 

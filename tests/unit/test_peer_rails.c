@@ -312,6 +312,13 @@ static void test_rdmacm(void **state)
     assert_int_equal(rail_of(0, 0)->rdmacm + rail_of(0, 1)->rdmacm, 1);
     assert_int_equal(rail_of(1, 0)->rdmacm + rail_of(1, 1)->rdmacm, 1);
     end();
+    /* The dialer has heard by then that the other names more; it still offers as many as before. */
+    begin_rails("fake0", "fake0,fake1");
+    fake_cm_answer(FAKE_CM_ADDR, RDMA_CM_EVENT_ADDR_ERROR, -ENODEV, 1);
+    link_up(true);
+    rails_are(2, 1, "names");
+    assert_false(rail_of(0, 0)->rdmacm || rail_of(1, 0)->rdmacm);
+    end();
     fake_cm_on(false);
 }
 
