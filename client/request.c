@@ -12,6 +12,7 @@
 
 #define TEXT_MAX (16u << 20) /* of one reply in parts */
 #define PARTING_NS (500 * HCL_MS)
+#define LAST_ASK_NS (500 * HCL_MS)
 #define SLOW_JOIN_NS (10 * HCL_SEC)
 #define ABI_MINOR_JOINING 3u
 
@@ -175,14 +176,22 @@ static void watch_join(struct hcl_context *ctx, struct hcl_request *req, const s
     pthread_mutex_unlock(&ctx->lock);
 }
 
+/* One limit for the wait for room and for the answer; but who waited for room nearly as long gets his answer, too. */
+static uint64_t time_for_answer(uint64_t deadline, uint64_t timeout_ns)
+{
+    uint64_t least = hcl_now() + (timeout_ns < LAST_ASK_NS ? timeout_ns : LAST_ASK_NS);
+    return deadline > least ? deadline : least;
+}
+
 static hclient_result_t request(struct hcl_context *ctx, const struct hrp_msg *msg, const int *fds, int nfds,
                                 struct hcl_part *part, unsigned nparts, uint16_t expect, uint64_t timeout_ns,
                                 struct hcl_reply *reply)
 {
-    struct hcl_request *req = new_request(ctx, msg->type, expect, hcl_now() + timeout_ns);
+    uint64_t deadline = hcl_now() + timeout_ns;
+    struct hcl_request *req = new_request(ctx, msg->type, expect, deadline);
     if (req == NULL)
         return hcl_fail(HCLIENT_RESOURCE, "out of memory");
-    uint64_t deadline = hcl_now() + timeout_ns;
+    deadline = time_for_answer(deadline, timeout_ns);
     struct hrp_msg m = *msg;
     m.cookie = req->cookie;
     if (msg->type == HRP_MSG_JOIN)

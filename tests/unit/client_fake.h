@@ -51,6 +51,7 @@
 struct fake_config {
     size_t window_bytes;
     bool frozen;  /* no heartbeat, no answers after WELCOME */
+    bool mute;    /* no answers after WELCOME */
     bool dismiss; /* PATH ends the session, with a reason */
     bool garbage; /* the answer to PATH makes no sense */
     bool silent;  /* connections are taken and nothing is said */
@@ -471,7 +472,7 @@ static void fake_message(struct fake_session *s, const struct hrp_msg *req, int 
 {
     struct hrp_msg done = {.type = HRP_MSG_DONE, .cookie = req->cookie};
     struct hrp_msg id = {.type = HRP_MSG_ID, .cookie = req->cookie};
-    if (config->frozen && req->type != HRP_MSG_HELLO)
+    if ((config->frozen || config->mute) && req->type != HRP_MSG_HELLO)
         return;
     switch (req->type) {
     case HRP_MSG_HELLO:

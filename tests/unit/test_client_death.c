@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "client/context.h"
 #include "client/hclient.h"
 #include "tests/unit/client_fake.h"
 
@@ -174,6 +175,63 @@ static void test_daemon_stands_still(void **state)
         waitpid(pid[i], &status, 0);
         assert_int_equal(status, 0);
     }
+}
+
+struct asker {
+    pthread_t thread;
+    struct hcl_context *ctx;
+    uint16_t type;
+    uint64_t limit_ns;
+    hclient_result_t result;
+};
+
+static atomic_int ended; /* of them */
+
+static void *ask_main(void *arg)
+{
+    struct asker *a = arg;
+    struct hrp_msg msg = {.type = a->type};
+    msg.body.alloc.bytes = a->type == HRP_MSG_ALLOC ? 4096 : 0;
+    a->result = hcl_request(a->ctx, &msg, NULL, 0, a->type == HRP_MSG_ALLOC ? HRP_MSG_MEMORY : HRP_MSG_ID,
+                            a->limit_ns, NULL);
+    atomic_fetch_add(&ended, 1);
+    return NULL;
+}
+
+static void ask(struct asker *a, struct hcl_context *ctx, uint16_t type, uint64_t limit_ns)
+{
+    *a = (struct asker){.ctx = ctx, .type = type, .limit_ns = limit_ns};
+    assert_int_equal(pthread_create(&a->thread, NULL, ask_main, a), 0);
+}
+
+/* The daemon has as many requests for memory as it takes, and answers none. One more waits for room first, and no longer
+   for both than its limit: a request whose limit is longer by three quarters ends after it. */
+static void test_no_room(void **state)
+{
+    (void)state;
+    struct fake_config config = plain;
+    config.mute = true;
+    struct fake f = fake_start(&config);
+    struct asker full[HRP_MEMORY_JOBS], late, other;
+    struct hcl_context *ctx;
+    const uint64_t limit = 4 * fake_second();
+    OK(hcl_context_get(NULL, &ctx));
+    atomic_store(&ended, 0);
+    for (unsigned i = 0; i < HRP_MEMORY_JOBS; i++)
+        ask(&full[i], ctx, HRP_MSG_ALLOC, fake_second() / 4);
+    for (unsigned i = 0; i < HRP_MEMORY_JOBS; i++) {
+        pthread_join(full[i].thread, NULL);
+        assert_int_equal(full[i].result, HCLIENT_UNRESPONSIVE);
+    }
+    ask(&late, ctx, HRP_MSG_ALLOC, limit);
+    ask(&other, ctx, HRP_MSG_GET_ID, limit + 3 * limit / 4);
+    pthread_join(late.thread, NULL);
+    assert_int_equal(late.result, HCLIENT_UNRESPONSIVE);
+    assert_int_equal(atomic_load(&ended), HRP_MEMORY_JOBS + 1);
+    pthread_join(other.thread, NULL);
+    assert_int_equal(other.result, HCLIENT_UNRESPONSIVE);
+    hcl_context_put(ctx);
+    fake_stop(&f);
 }
 
 static void test_daemon_talks_nonsense(void **state)
@@ -354,6 +412,7 @@ int main(void)
         cmocka_unit_test(test_exits),
         cmocka_unit_test(test_no_daemon),
         cmocka_unit_test(test_daemon_killed),
+        cmocka_unit_test(test_no_room),
         cmocka_unit_test(test_daemon_talks_nonsense),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_signals),
