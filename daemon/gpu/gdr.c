@@ -125,10 +125,9 @@ static void ask_order(struct gpu *g)
     g->gdr.can_flush = drv->FlushGPUDirectRDMAWrites && options & HRG_FLUSH_OPTION_HOST;
 }
 
-/* What the trial showed to work, and gdr = auto leaves alone all the same. */
-static bool too_slow(const struct gpu *g, const struct hrd_gdr_rate *r)
+bool hrd_gdr_too_slow(enum hrd_gdr_mode mode, const struct hrd_gdr_rate *r)
 {
-    return g->gpus->cfg.gdr == HRD_GDR_AUTO && r->staged > STAGED_FASTER * r->direct;
+    return mode == HRD_GDR_AUTO && r->staged > STAGED_FASTER * r->direct;
 }
 
 static void append(char *buf, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -203,8 +202,9 @@ static void try_memory(struct gpu *g, const struct hrd_verbs_device *nic, struct
     struct hrd_gdr works = {.send = t.send && !t.stuck, .receive = t.receive && ordered && !t.stuck};
     is->read = t.send_rate;
     is->written = t.receive_rate;
-    is->send = works.send && !too_slow(g, &t.send_rate);
-    is->receive = works.receive && !too_slow(g, &t.receive_rate);
+    const enum hrd_gdr_mode mode = g->gpus->cfg.gdr;
+    is->send = works.send && !hrd_gdr_too_slow(mode, &t.send_rate);
+    is->receive = works.receive && !hrd_gdr_too_slow(mode, &t.receive_rate);
     is->receive_all = is->receive && (g->gdr.can_flush || g->gdr.ordering >= HRG_ORDERING_ALL_DEVICES);
     is->ready = is->send || is->receive;
     snprintf(is->memory.device, sizeof(is->memory.device), "%s", nic->name);

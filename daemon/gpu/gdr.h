@@ -56,4 +56,7 @@ void hrd_gpus_gdr_let_go(struct hrd_gpus *gpus, int16_t gpu);
  */
 int hrd_gpus_gdr_flush(struct hrd_gpus *gpus, int16_t gpu, bool all, bool *lost, char *why, size_t len);
 
+/* Whether a direction that works is left alone all the same, at these rates. */
+bool hrd_gdr_too_slow(enum hrd_gdr_mode mode, const struct hrd_gdr_rate *r);
+
 #endif

@@ -422,12 +422,12 @@ static void figures(const char *text, const char *verb, unsigned *direct, unsign
     CHECK(*direct > 0 && *staged > 0);
 }
 
-/* Where the direct way is as fast, gdr = auto takes it, however far it is; of several GPUs the nearest. */
-static void as_fast(void)
+/* Where the direct way is faster, gdr = auto takes it, however far it is; of several GPUs the nearest. */
+static void faster(void)
 {
     struct sim_options o = {0};
     unsigned direct, staged;
-    set_rates(40, 40, 40);
+    set_rates(30, 30, 10);
     begin_measured(HRD_GDR_AUTO, "gdr.xml", &o);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
@@ -436,21 +436,29 @@ static void as_fast(void)
     CHECK(says(c->gdr_used, "memory of GPU 0000:30:00.0, read and written by fake0") && c->gdr_units > 0);
     CHECK(!c->gdr_why[0]);
     figures(c->gdr_used, "read", &direct, &staged);
-    CHECK(direct <= 40 && staged <= 40);
+    CHECK(direct <= 30 && staged <= 10);
     figures(c->gdr_used, "written", &direct, &staged);
-    CHECK(direct <= 40 && staged <= 40);
+    CHECK(direct <= 30 && staged <= 10);
     end();
 }
 
 /* A little faster is no reason: host memory has other things to do. */
-static void a_little_slower(void)
+static void threshold(void **state)
 {
-    struct sim_options o = {0};
-    set_rates(36, 36, 40);
-    begin_measured(HRD_GDR_AUTO, "gdr.xml", &o);
-    gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
-    CHECK(says(look(1)->comm[0].gdr_used, "read and written by fake0") && look(1)->comm[0].gdr_units > 0);
-    end();
+    (void)state;
+    static const struct {
+        double direct, staged; /* MB/s */
+        bool too_slow;
+    } at[] = {
+        {40, 40, false},  {40, 30, false}, {40, 10, false}, {36, 40, false}, {100, 119, false},
+        {100, 121, true}, {30, 40, true},  {30, 90, true},  {1, 90, true},   {0, 0, false} /* not measured */,
+    };
+    for (unsigned i = 0; i < sizeof(at) / sizeof(at[0]); i++) {
+        const struct hrd_gdr_rate r = {.direct = at[i].direct * 1e6, .staged = at[i].staged * 1e6};
+        if (hrd_gdr_too_slow(HRD_GDR_AUTO, &r) != at[i].too_slow)
+            fail_msg("%.0f MB/s directly, %.0f through host memory", at[i].direct, at[i].staged);
+        assert_false(hrd_gdr_too_slow(HRD_GDR_ON, &r));
+    }
 }
 
 /* Throttled to a third: gdr = auto goes through host memory and says so with both figures, in status too. */
@@ -460,7 +468,7 @@ static void slower(const char *topology, const char *place)
     struct hrd_gpu_info info[GPU_NODES_GPUS];
     uint64_t pinned;
     unsigned direct, staged;
-    set_rates(30, 30, 90);
+    set_rates(10, 10, 30);
     begin_measured(HRD_GDR_AUTO, topology, &o);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     const struct hrd_snapshot_comm *c = &look(1)->comm[0];
@@ -468,9 +476,9 @@ static void slower(const char *topology, const char *place)
     CHECK(says(c->gdr_why, "gdr = auto takes the way through host memory where that is 1.2 times as fast"));
     CHECK(says(c->gdr_why, place) && says(c->gdr_remedy, "gdr = on in hreduced.conf takes the direct way"));
     figures(c->gdr_why, "read", &direct, &staged);
-    CHECK(direct <= 30 && staged <= 90 && staged * 10 > direct * 12);
+    CHECK(direct <= 10 && staged <= 30 && staged * 10 > direct * 12);
     figures(c->gdr_why, "written", &direct, &staged);
-    CHECK(direct <= 30 && staged <= 90 && staged * 10 > direct * 12);
+    CHECK(direct <= 10 && staged <= 30 && staged * 10 > direct * 12);
     CHECK(hrd_gpus_info(w->gpus[1], info, GPU_NODES_GPUS, &pinned) == 1 && !info[0].gdr);
     CHECK(says(info[0].gdr_text, "through host memory") && info[0].gdr_read.direct > 0 &&
           info[0].gdr_read.staged > 1.2 * info[0].gdr_read.direct &&
@@ -495,14 +503,14 @@ static void slower_but_wanted(void)
 {
     struct sim_options o = {0};
     unsigned direct, staged;
-    set_rates(30, 30, 90);
+    set_rates(10, 10, 30);
     begin_measured(HRD_GDR_ON, "gdr.xml", &o);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     const struct hrd_snapshot_comm *c = &look(1)->comm[0];
     CHECK(says(c->gdr_used, "read and written by fake0") && says(c->gdr_used, "; gdr = on"));
     CHECK(c->gdr_units > 0 && !c->gdr_why[0]);
     figures(c->gdr_used, "read", &direct, &staged);
-    CHECK(direct <= 30 && staged * 10 > direct * 12);
+    CHECK(direct <= 10 && staged * 10 > direct * 12);
     end();
 }
 
@@ -510,7 +518,7 @@ static void slower_but_wanted(void)
 static void slower_out(void)
 {
     struct sim_options o = {0};
-    set_rates(45, 15, 45);
+    set_rates(45, 5, 15);
     begin_measured(HRD_GDR_AUTO, "gdr.xml", &o);
     uint64_t in = fake_verbs_gpu_bytes(true), out = fake_verbs_gpu_bytes(false);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
@@ -739,8 +747,8 @@ int main(int argc, char **argv)
         FAKE_GPU_TEST(required),
         FAKE_GPU_TEST(required_in_vain),
         FAKE_GPU_TEST(over_tcp),
-        FAKE_GPU_TEST(as_fast),
-        FAKE_GPU_TEST(a_little_slower),
+        FAKE_GPU_TEST(faster),
+        cmocka_unit_test(threshold),
         FAKE_GPU_TEST(slower_and_far),
         FAKE_GPU_TEST(slower_and_unknown),
         FAKE_GPU_TEST(slower_but_wanted),
