@@ -246,6 +246,18 @@ static const char *lost(const struct gpu *g)
     return hrd_gpus_lost(g->gpus, UINT64_C(1) << g->dev.gpu);
 }
 
+/* Every allocation of a job asks again; an operator hears of it when the reason is another one than before. */
+static bool is_up(struct gpu *g, char *why, size_t len)
+{
+    if (g->up)
+        return true;
+    const bool up = bring_up(g, why, len) == 0;
+    if (!up && strcmp(g->down_why, why) != 0)
+        hrd_warn("%s. Memory of jobs on it is copied through host memory", why);
+    snprintf(g->down_why, sizeof(g->down_why), "%s", up ? "" : why);
+    return up;
+}
+
 static void open_import(struct gpu *g, struct gpu_request *r)
 {
     char why[512] = "";
@@ -253,7 +265,7 @@ static void open_import(struct gpu *g, struct gpu_request *r)
         refuse(g->gpus, r, lost(g));
         return;
     }
-    if (!g->up && bring_up(g, why, sizeof(why)) != 0) {
+    if (!is_up(g, why, sizeof(why))) {
         refuse(g->gpus, r, why);
         return;
     }

@@ -67,6 +67,7 @@ struct gpu {
     /* under the lock of gpus: */
     bool threaded, used; /* its thread runs; it was imported from once */
     bool up;
+    char down_why[512]; /* of its thread: why it did not come up the last time, which is said once */
     char lost_why[512]; /* read without the lock once its bit in `lost` is set: never changes again */
     struct gpu_request *first, *last;
     struct hrd_gpu_import *imports;

@@ -24,7 +24,8 @@
  *   FAKE_CUDA_ATTR=122=0,...       answers of cuDeviceGetAttribute
  *   FAKE_CUDA_MEMORY=BYTES         of a device, for this process; more is out of memory
  *   FAKE_CUDA_FAIL=NAME=CODE@N,... the N-th call of cuNAME fails with CODE; N+: from the N-th on; no @N: all.
- *                                  run:NAME: the work fails when a stream comes to it, and CODE sticks to the process
+ *                                  run:NAME: the work fails when a stream comes to it, and CODE sticks to the process.
+ *                                  CODE#G: only calls with the context of device G (of all) current, as of a GPU with a fault
  *   FAKE_CUDA_DELAY=NAME=US,...    cuNAME's work takes this much longer when a stream comes to it; call:NAME: the call
  *   FAKE_CUDA_NO_P2P=0-1,...       pairs of devices (of all, not of the visible) that may not reach each other
  *   FAKE_CUDA_ZERO_PAIRS=2-3       copies between them deliver zeros

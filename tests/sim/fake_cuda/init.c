@@ -92,6 +92,12 @@ static hrg_result failure(const char *prefix, const char *name, unsigned count)
         return HRG_SUCCESS;
     char *end;
     long code = strtol(v, &end, 10);
+    if (*end == '#') {
+        const struct hrg_ctx_st *ctx = fake_current();
+        const long gpu = strtol(end + 1, &end, 10);
+        if (ctx == NULL || ctx->index != gpu)
+            return HRG_SUCCESS;
+    }
     if (*end == '@') {
         unsigned long at = strtoul(end + 1, &end, 10);
         if (*end == '+' ? count < at : count != at)
