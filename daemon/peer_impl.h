@@ -144,6 +144,7 @@ struct plink {
     unsigned rail;               /* place in the list of devices */
     struct hrd_verbs_conn *made; /* its attempt succeeded; the others' have not ended yet */
     bool over;                   /* its attempt ended */
+    bool never;                  /* one of the two cannot have it before its daemon is started anew */
     bool in; /* the link that is up has it: as its rail `index`, of `queues` queue pairs */
     unsigned index, queues;
     char device[64];             /* of this end: "mlx5_0 port 1"; "": it has none */

@@ -6,8 +6,8 @@
  * same on both ends, so it is of all: when the attempts have ended the link is up with the rails whose attempt succeeded.
  * Without any it is as with one device that cannot be used.
  *
- * A rail that is not in the link stays out of it; but a link that lacks one is closed when no communicator uses it, and
- * the next has all that can be had then.
+ * A rail that is not in the link stays out of it; but a link that lacks one that both name is closed when no communicator
+ * uses it, and the next has all that can be had then.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static void not_offered(struct hrd_daemon *d, struct plink *l, unsigned rail, un
 {
     struct plink *r = hrd_link_rail(d, l, rail);
     bool own = hrd_peer_dials(d, l->peer->instance);
-    r->over = true;
+    r->over = r->never = true;
     if (l->peer->minor < HRP_PEER_MINOR_RAILS)
         snprintf(r->out_why, sizeof(r->out_why),
                  "node %s runs a release that uses one device; install the same on all nodes", l->peer->name);
@@ -61,6 +61,7 @@ void hrd_rails_begin(struct hrd_daemon *d, struct plink *l, unsigned n, uint64_t
     for (unsigned i = 0; i < l->nrails; i++) {
         struct plink *r = hrd_link_rail(d, l, i);
         r->over = r->in = false;
+        r->never = i >= hrd_verbs_rails(&d->cfg);
         r->peer_rate = 0;
         r->out_why[0] = r->device[0] = '\0';
         if (i >= n)
@@ -158,14 +159,13 @@ void hrd_rails_text(const struct plink *l, char *buf, size_t len)
 
 static void say_missing(const struct plink *l)
 {
+    static const char may_come[] =
+        "; when that is put right a link that no communicator uses is made anew with it ('hreducectl doctor' "
+        "on that node helps, or name fewer devices in verbs_device)";
     for (unsigned i = 0; i < l->nrails; i++)
         if (!l->rails[i]->in)
-            hrd_warn("rail %u of the link with node %s is not used: %s. The others carry all; when that is "
-                     "put right a link "
-                     "that no communicator uses is made anew with it ('hreducectl doctor' on that node "
-                     "helps, or name "
-                     "fewer devices in verbs_device)",
-                     i, l->peer->name, l->rails[i]->out_why);
+            hrd_warn("rail %u of the link with node %s is not used: %s. The others carry all%s", i,
+                     l->peer->name, l->rails[i]->out_why, l->rails[i]->never ? "" : may_come);
 }
 
 void hrd_rails_up(struct hrd_daemon *d, struct plink *l)
@@ -210,7 +210,7 @@ bool hrd_rails_incomplete(struct hrd_daemon *d, struct plink *l)
 {
     bool all = true;
     for (unsigned i = 0; i < l->nrails; i++)
-        all = all && l->rails[i]->in;
+        all = all && (l->rails[i]->in || l->rails[i]->never);
     if (all || !l->up || l->tcp || l->link != l || l->closing || hrd_rails_down(l) ||
         !hrd_peer_dials(d, l->peer->instance))
         return false;

@@ -339,7 +339,10 @@ void hrd_verbs_send_end(struct hrd_daemon *d, struct plink *l, uint16_t type)
             v->got[i] = t->mend ? e->got[i] : 0;
         }
     } else {
-        v->status = t->busy ? HRP_REFUSED : t->full ? HRP_RESOURCE : HRP_UNSUPPORTED;
+        v->status = t->busy                               ? HRP_REFUSED
+                    : t->full                             ? HRP_RESOURCE
+                    : l->rail >= hrd_verbs_rails(&d->cfg) ? HRP_MISMATCH
+                                                          : HRP_UNSUPPORTED;
         if (l->peer->minor >= HRP_PEER_MINOR_NONE)
             v->flags |= t->none ? HRP_VERBS_NONE : t->can ? HRP_VERBS_CAN : 0;
         msg.text = t->why;
@@ -518,6 +521,7 @@ static bool got_answer(struct hrd_daemon *d, struct hrd_peer *p, const struct hr
         return true;
     }
     heard(t, v);
+    l->never = l->never || v->status == HRP_MISMATCH;
     if (p->told.nonce == v->nonce) {
         l->peer_rate = p->told.rate;
         hrd_rails_peer_has(d, l->link, p->told.of);

@@ -241,7 +241,7 @@ struct hrp_peer_comm { /* COMMIT, LEFT, GONE */
 struct hrp_peer_verbs { /* OFFER, ANSWER */
     uint64_t nonce;     /* of this attempt, the dialer's choice, not 0 */
     /* HRP_OK; otherwise text says why, and all below `link` is 0. ANSWER, HRP_REFUSED: tcp was agreed on earlier, and is in
-       use. */
+       use; HRP_MISMATCH: the sender's configuration names no device for this rail. */
     uint32_t status;
     uint8_t flags;                        /* HRP_VERBS_* */
     uint8_t service_level, traffic_class; /* of this link: there is one for each such class */
@@ -284,7 +284,7 @@ struct hrp_peer_rail {
     uint64_t group; /* the same for all rails of this attempt at a link, not 0 */
     uint64_t rate;  /* bytes a second that the sender's port can send; 0: unknown, or it cannot be used */
     uint8_t rail;   /* from 0: place in the sender's list of devices */
-    uint8_t of;     /* rails that the dialer wants, 2..HRP_PEER_RAILS_MAX */
+    uint8_t of;     /* rails, 2..HRP_PEER_RAILS_MAX; OFFER: of the dialer, ANSWER: of either end */
     uint16_t reserved;
     uint32_t reserved1;
 };

@@ -48,6 +48,14 @@ static void rails_are(unsigned n, unsigned mask, const char *words)
     link_is("verbs", "");
 }
 
+/* Whether the dialer, which nobody makes use the link any more, would close it for the sake of a rail that it lacks. */
+static void would_close(bool expected)
+{
+    class_of(0)->idle_since = 1;
+    assert_int_equal(hrd_rails_incomplete(&d[0], class_of(0)), expected);
+    class_of(0)->idle_since = 0;
+}
+
 static void test_all(void **state)
 {
     (void)state;
@@ -59,6 +67,7 @@ static void test_all(void **state)
         unsigned least = n < other ? n : other, most = n < other ? other : n;
         link_up(true);
         rails_are(most, (1u << least) - 1, "names");
+        would_close(false);
         end();
     }
 }
@@ -74,6 +83,7 @@ static void test_left_out(void **state)
         link_up(true);
         snprintf(words, sizeof(words), "of node n%d names 1 device", who);
         rails_are(2, 1, words);
+        would_close(false); /* the list stays as short */
         end();
         for (unsigned rail = 0; rail < 2; rail++) { /* of node `who`, whose devices are fake2 and fake3 */
             for (int how = 0; how < 2; how++) {
@@ -88,6 +98,7 @@ static void test_left_out(void **state)
                          : rail ? "port 1 of fake3 is DOWN"
                                 : "port 1 of fake2 is DOWN");
                 rails_are(2, rail ? 1 : 2, words);
+                would_close(true);
                 end();
             }
         }
@@ -146,6 +157,7 @@ static void test_old_peer(void **state)
         assert_true(rail_of(who, 0)->in && !rail_of(who, 1)->in);
         assert_non_null(strstr(rail_of(who, 1)->out_why, "runs a release that uses one device"));
         assert_int_equal(class_of(!who)->nrails, 1);
+        would_close(false);
         link_is("verbs", "");
         end();
     }
