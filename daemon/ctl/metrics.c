@@ -101,6 +101,14 @@ static void print_totals(const json_t *totals)
     print_stages(totals);
 }
 
+/* There is a link of each class. */
+static void print_class(const json_t *l)
+{
+    if (json_object_get(l, "traffic_class"))
+        printf(",service_level=\"%" PRId64 "\",traffic_class=\"%" PRId64 "\"", ctl_int(l, "service_level"),
+               ctl_int(l, "traffic_class"));
+}
+
 static void print_link(const json_t *p, const json_t *l)
 {
     for (int tx = 0; tx < 2 && json_object_get(l, "tx_bytes"); tx++) {
@@ -108,36 +116,38 @@ static void print_link(const json_t *p, const json_t *l)
         print_label("peer", ctl_str(p, "name", "?"));
         putchar(',');
         print_label("transport", ctl_str(l, "transport", "?"));
-        if (json_object_get(l, "traffic_class"))
-            printf(",service_level=\"%" PRId64 "\",traffic_class=\"%" PRId64 "\"",
-                   ctl_int(l, "service_level"), ctl_int(l, "traffic_class"));
+        print_class(l);
         printf(",direction=\"%s\"} %" PRId64 "\n", tx ? "tx" : "rx",
                ctl_int(l, tx ? "tx_bytes" : "rx_bytes"));
     }
 }
 
-static void print_rail(const json_t *p, const json_t *r)
+static void print_rail(const json_t *p, const json_t *l, const json_t *r)
 {
     for (int tx = 0; tx < 2 && json_object_get(r, "tx_bytes"); tx++) {
         printf("hreduce_rail_bytes_total{");
         print_label("peer", ctl_str(p, "name", "?"));
         putchar(',');
         print_label("device", ctl_str(r, "device", "?"));
-        printf(",rail=\"%" PRId64 "\",direction=\"%s\"} %" PRId64 "\n", ctl_int(r, "rail"), tx ? "tx" : "rx",
+        printf(",rail=\"%" PRId64 "\"", ctl_int(r, "rail"));
+        print_class(l);
+        printf(",direction=\"%s\"} %" PRId64 "\n", tx ? "tx" : "rx",
                ctl_int(r, tx ? "tx_bytes" : "rx_bytes"));
     }
 }
 
-static void print_rail_up(const json_t *p, const json_t *r)
+static void print_rail_up(const json_t *p, const json_t *l, const json_t *r)
 {
     printf("hreduce_rail_up{");
     print_label("peer", ctl_str(p, "name", "?"));
     putchar(',');
     print_label("device", ctl_str(r, "device", "?"));
-    printf(",rail=\"%" PRId64 "\"} %d\n", ctl_int(r, "rail"), strcmp(ctl_str(r, "state", ""), "up") == 0);
+    printf(",rail=\"%" PRId64 "\"", ctl_int(r, "rail"));
+    print_class(l);
+    printf("} %d\n", strcmp(ctl_str(r, "state", ""), "up") == 0);
 }
 
-static void each_rail(const json_t *peers, void (*print)(const json_t *p, const json_t *r))
+static void each_rail(const json_t *peers, void (*print)(const json_t *p, const json_t *l, const json_t *r))
 {
     const json_t *p, *l, *r;
     size_t i, k, j;
@@ -147,7 +157,7 @@ static void each_rail(const json_t *peers, void (*print)(const json_t *p, const 
         {
             json_array_foreach(json_object_get(l, "rails"), j, r)
             {
-                print(p, r);
+                print(p, l, r);
             }
         }
     }

@@ -135,8 +135,9 @@ def test_reports():
         check("2 rails of 2 (fakeib0 port 1, fakeib1 port 1), 4 queue pairs" in log, "not in the log")
         metrics = cluster.nodes[0].ctl("metrics").stdout
         for i in range(2):
-            check(f'hreduce_rail_up{{peer="node1",device="fakeib{i} port 1",rail="{i}"}} 1' in metrics, metrics)
-            check(f'hreduce_rail_bytes_total{{peer="node1",device="fakeib{i} port 1",rail="{i}",direction="tx"}}' in metrics, metrics)
+            labels = f'{{peer="node1",device="fakeib{i} port 1",rail="{i}",service_level="0",traffic_class="0"'
+            check(f"hreduce_rail_up{labels}}} 1" in metrics, metrics)
+            check(f'hreduce_rail_bytes_total{labels},direction="tx"}}' in metrics, metrics)
 
 
 def test_other_lists():
