@@ -181,6 +181,7 @@ void hrd_rails_up(struct hrd_daemon *d, struct plink *l)
         r->queues = r->made->n;
         r->down_since = 0;
         r->made->peer_rate = r->peer_rate;
+        r->made->place = r->rail;
         queues += r->queues;
         c[n++] = r->made;
         r->made = NULL;

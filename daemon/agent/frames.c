@@ -231,8 +231,12 @@ static void link_lost(struct hrd_link *link, const char *why)
     if (l->lost)
         return;
     l->lost = true;
-    snprintf(l->why, sizeof(l->why), "node %s is lost: %s over %s broke (%s)", l->name, link->tp->name,
-             link->detail, why);
+    if (link->nrails > 0) /* the reason names the rail */
+        snprintf(l->why, sizeof(l->why), "node %s is lost: %s over %u rails broke (%s)", l->name,
+                 link->tp->name, link->nrails, why);
+    else
+        snprintf(l->why, sizeof(l->why), "node %s is lost: %s over %s broke (%s)", l->name, link->tp->name,
+                 link->detail, why);
     l->a->links_to_close = true;
 }
 

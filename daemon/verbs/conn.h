@@ -113,6 +113,7 @@ struct hrd_verbs_conn {
     uint64_t nonce;
     uint64_t stall_ns;  /* the peer gives no credits for so long: it is lost */
     uint64_t peer_rate; /* bytes a second that the peer's device can send; 0: unknown */
+    unsigned place;     /* of its device in the configuration's list */
     bool first;         /* this end spoke first */
     unsigned n;
     struct hrd_verbs_queue q[HRD_VERBS_QUEUES_MAX];

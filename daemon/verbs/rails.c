@@ -30,7 +30,8 @@ struct rails_conn {
 struct bond;
 struct rail {
     struct bond *bond;
-    unsigned index;
+    unsigned index; /* in the link */
+    unsigned place; /* in the list of devices, where the link may lack others: what people know it by */
     unsigned first; /* the link's stream that is its stream 0 */
     unsigned turn;  /* of its streams that carry blocks */
     uint64_t ns;    /* for how long the blocks so far keep it busy */
@@ -84,8 +85,9 @@ static int rail_arrived(struct hrd_link *link, unsigned stream, const struct hrp
 static void rail_lost(struct hrd_link *link, const char *why)
 {
     const struct rail *r = link->owner;
-    char text[sizeof(link->detail) + 600];
-    snprintf(text, sizeof(text), "rail %u, %s: %s", r->index, link->detail, why);
+    const struct hrd_verbs_device *d = &((struct vlink *)link)->dev;
+    char text[600];
+    snprintf(text, sizeof(text), "rail %u, %.30s port %u: %s", r->place, d->name, d->port, why);
     r->bond->base.handler->lost(&r->bond->base, text);
 }
 
@@ -296,7 +298,7 @@ static struct hrd_link *rails_open(struct hrd_conn *conn, struct hrd_poller *pol
     int err = b ? 0 : ENOMEM;
     for (unsigned i = 0; i < rc->n && !err; i++) {
         struct rail *r = &b->rail[i];
-        *r = (struct rail){.bond = b, .index = i, .first = b->base.nstreams};
+        *r = (struct rail){.bond = b, .index = i, .place = rc->c[i]->place, .first = b->base.nstreams};
         struct hrd_link *l = hrd_transport_verbs.open(&rc->c[i]->base, poller, &rail_handler, r);
         rc->c[i] = NULL; /* its link's, or freed */
         if (!l) {

@@ -59,6 +59,7 @@ static void connect_verbs(struct sim *s, uint32_t i, uint32_t j)
         snprintf(name, sizeof(name), "fake%u", r);
         struct hrd_verbs_device dev = fake_verbs_device_of(name);
         fake_verbs_pair_on(&dev, &a[r], arena_a, len_a, &b[r], arena_b, len_b, SIM_STREAMS);
+        a[r]->place = b[r]->place = s->place + r;
     }
     snprintf(name, sizeof(name), "n%u", j);
     hrd_agent_link_up(s->node[i].agent, j + 100, name, tp,
@@ -127,6 +128,7 @@ void sim_start(struct sim *s, uint32_t nnodes, uint32_t nranks, const uint32_t *
     memcpy(s->node_of_rank, node_of_rank, nranks * sizeof(uint32_t));
     s->verbs = o->verbs || sim_over_verbs;
     s->rails = o->rails > 1 ? o->rails : 1;
+    s->place = o->place;
     if (s->verbs)
         fake_verbs_rails(s->rails, o->lanes);
     start_agents(s, o);

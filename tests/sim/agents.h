@@ -48,7 +48,7 @@ struct sim {
     bool verbs;
     bool mend;       /* interrupted links are made anew, see sim_events() */
     unsigned mended; /* how often */
-    unsigned rails;
+    unsigned rails, place;
     struct hrd_conn *lent[SIM_MAX_NODES][SIM_MAX_NODES][HRD_RAILS_MAX]; /* of an interrupted rail: from, to */
     struct sim_node node[SIM_MAX_NODES];
     struct sim_rank rank[SIM_MAX_RANKS];
@@ -65,6 +65,7 @@ struct sim_options {
     uint32_t eager_limit;
     bool verbs;     /* links over the fake verbs layer (of fake_verbs_plain()) instead of socket pairs */
     unsigned rails; /* or, more than 1, of fake_verbs_rails() */
+    unsigned place; /* of the first of them in the configuration's list */
     const unsigned *lanes;
 };
 

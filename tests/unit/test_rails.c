@@ -249,7 +249,7 @@ static void test_gone(void **state)
 {
     (void)state;
     for (unsigned which = 0; which < 2; which++) {
-        struct sim_options o = {0};
+        struct sim_options o = {.place = which};
         struct sim *s = rails(&o, 2, NULL);
         struct burst b = {0};
         char words[80];
@@ -265,7 +265,7 @@ static void test_gone(void **state)
         for (int i = 0; i < 50000 && !(s->node[0].comms_failed && s->node[1].comms_failed); i++)
             events(s, 1);
         assert_true(s->node[0].comms_failed == 1 && s->node[1].comms_failed == 1);
-        snprintf(words, sizeof(words), "rail %u, fake%u port 1", which, which);
+        snprintf(words, sizeof(words), "rail %u, fake%u port 1", which + o.place, which);
         if (!strstr(s->node[0].last_text, words) && !strstr(s->node[1].last_text, words))
             fail_msg("neither '%s' nor '%s' says '%s'", s->node[0].last_text, s->node[1].last_text, words);
         assert_true(strstr(s->node[0].last_text, "DEVICE_FATAL") ||
