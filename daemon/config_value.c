@@ -463,40 +463,43 @@ static bool set_name(struct hrd_config *c, const struct hrd_key *key, const char
     return valid_name(value) && set_text(c, key, value);
 }
 
-/* "mlx5_0" or "mlx5_0:1" */
-static bool valid_device(char *text)
+/* "mlx5_0" or "mlx5_0:1": the name stays in text, and of the port its number, 0 for the first that is up. */
+static bool split_device(char *text, unsigned *port)
 {
     char *colon = strchr(text, ':'), *end;
-    if (!colon)
-        return valid_name(text) && strlen(text) < HRD_DEVICE_NAME;
-    unsigned long port = isdigit((unsigned char)colon[1]) ? strtoul(colon + 1, &end, 10) : 0;
-    if (port < 1 || port > 255 || *end)
-        return false;
-    *colon = '\0';
-    bool ok = valid_name(text) && strcmp(text, "auto") != 0 && strlen(text) < HRD_DEVICE_NAME;
-    *colon = ':';
-    return ok;
+    *port = 0;
+    if (colon) {
+        unsigned long n = isdigit((unsigned char)colon[1]) ? strtoul(colon + 1, &end, 10) : 0;
+        if (n < 1 || n > 255 || *end)
+            return false;
+        *port = (unsigned)n;
+        *colon = '\0';
+    }
+    return valid_name(text) && strlen(text) < HRD_DEVICE_NAME && !(colon && strcmp(text, "auto") == 0);
 }
 
-/* Kept without the spaces. */
+/* Kept without the spaces, and port numbers without leading zeros. A device without a port may be any port of it. */
 static bool set_devices(struct hrd_config *c, const struct hrd_key *key, const char *value)
 {
-    char copy[256], list[HRD_MAX_DEVICES][HRD_DEVICE_NAME + 4], all[sizeof(copy)] = "", *save = NULL;
-    unsigned n = 0;
+    char copy[256], *list[HRD_MAX_DEVICES], all[sizeof(copy)] = "", *save = NULL;
+    unsigned n = 0, port[HRD_MAX_DEVICES];
     if (strlen(value) >= sizeof(copy))
         return false;
     memcpy(copy, value, strlen(value) + 1);
     for (char *at = strtok_r(copy, ", ", &save); at; at = strtok_r(NULL, ", ", &save)) {
-        if (n == HRD_MAX_DEVICES || !valid_device(at))
+        if (n == HRD_MAX_DEVICES || !split_device(at, &port[n]))
             return false;
         for (unsigned i = 0; i < n; i++)
-            if (strcmp(list[i], at) == 0 || strcmp(list[i], "auto") == 0 || strcmp(at, "auto") == 0)
+            if (strcmp(list[i], "auto") == 0 || strcmp(at, "auto") == 0 ||
+                (strcmp(list[i], at) == 0 && (port[i] == port[n] || !port[i] || !port[n])))
                 return false;
-        snprintf(list[n++], sizeof(list[0]), "%s", at);
+        list[n++] = at;
     }
     for (unsigned i = 0; i < n; i++) {
         size_t len = strlen(all);
-        snprintf(all + len, sizeof(all) - len, "%s%s", i ? "," : "", list[i]);
+        len += (size_t)snprintf(all + len, sizeof(all) - len, "%s%s", i ? "," : "", list[i]);
+        if (port[i])
+            snprintf(all + len, sizeof(all) - len, ":%u", port[i]);
     }
     return n > 0 && set_text(c, key, all);
 }
