@@ -219,6 +219,8 @@ void hrd_node_free_all(struct hrd_members *m);
 void hrd_root_join(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_join *join);
 void hrd_root_withdraw(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);
 void hrd_root_joining(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);
+/* That join waits because its rank is held, by whom; false: it does not. */
+bool hrd_root_held_text(struct hrd_daemon *d, uint32_t from, uint64_t join, char *buf, size_t len);
 void hrd_root_vote(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);
 void hrd_root_left(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);
 void hrd_root_gone(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg);

@@ -164,6 +164,8 @@ static void waits_text(struct hrd_daemon *d, const struct join *j, const struct 
     struct rset *set = j && !j->way && j->root_no == HRD_SELF ? hrd_rset_by_key(d->members, key) : NULL;
     char name[128];
     hrd_key_text(key, name, sizeof(name));
+    if (set && hrd_root_held_text(d, HRD_SELF, j->id, buf, len))
+        return;
     if (set)
         hrd_rset_waits_text(d, set, buf, len);
     else if (!j)

@@ -287,19 +287,44 @@ void hrd_root_withdraw(struct hrd_daemon *d, uint32_t from, const struct hrp_pee
         }
 }
 
+bool hrd_root_held_text(struct hrd_daemon *d, uint32_t from, uint64_t join, char *buf, size_t len)
+{
+    char key[128];
+    const struct rwait *w = d->members->waits;
+    while (w && !(w->no == from && w->join.join == join))
+        w = w->next;
+    struct rset *s = w ? hrd_rset_by_key(d->members, &w->join.key) : NULL;
+    const struct rrank *holder = s ? hrd_rset_rank(s, w->join.rank) : NULL;
+    if (!holder)
+        return false;
+    snprintf(
+        buf, len,
+        "%s: rank %u is held by process %d on node %s; unless that turns out to have ended within %u ms this "
+        "one is refused",
+        hrd_key_text(&s->key, key, sizeof(key)), w->join.rank, holder->pid,
+        hrd_member_node_name(d, holder->no), HOLDER_GRACE_MS);
+    return true;
+}
+
+static bool root_waits_text(struct hrd_daemon *d, uint32_t from, uint64_t join, char *buf, size_t len)
+{
+    for (struct rset *s = d->members->sets; s; s = s->next)
+        for (uint32_t i = 0; s->state != RSET_COMMITTED && i < s->nranks; i++)
+            if (s->rank[i].no == from && s->rank[i].join == join) {
+                hrd_rset_waits_text(d, s, buf, len);
+                return true;
+            }
+    return hrd_root_held_text(d, from, join, buf, len);
+}
+
 void hrd_root_joining(struct hrd_daemon *d, uint32_t from, const struct hrp_peer_msg *msg)
 {
     char text[HRP_COMM_TEXT];
-    for (struct rset *s = d->members->sets; s; s = s->next)
-        for (uint32_t i = 0; s->state != RSET_COMMITTED && i < s->nranks; i++) {
-            if (s->rank[i].no != from || s->rank[i].join != msg->body.refuse.join)
-                continue;
-            hrd_rset_waits_text(d, s, text, sizeof(text));
-            struct hrp_peer_msg answer = {.type = HRP_PEER_WAITS, .text = text, .text_len = strlen(text)};
-            answer.body.refuse.join = msg->body.refuse.join;
-            hrd_member_send(d, from, &answer);
-            return;
-        }
+    if (!root_waits_text(d, from, msg->body.refuse.join, text, sizeof(text)))
+        return;
+    struct hrp_peer_msg answer = {.type = HRP_PEER_WAITS, .text = text, .text_len = strlen(text)};
+    answer.body.refuse.join = msg->body.refuse.join;
+    hrd_member_send(d, from, &answer);
 }
 
 static void forget_if_gone(struct hrd_members *m, struct rset *s)

@@ -623,6 +623,38 @@ static void test_joins_that_take_long(void **state)
     }
 }
 
+/* Of a rank that is held, by whom: on the root's node and on another. */
+static void test_rank_is_held(void **state)
+{
+    (void)state;
+    for (int at = 0; at < 3; at++) {
+        w_begin(20);
+        for (int i = 0; i < 2; i++) {
+            rank[i] = w_process(i, 1000);
+            w_join(rank[i], "j", 0, (uint32_t)i, 3);
+        }
+        w_settle();
+        struct w_session *twin = w_process(at, 1000);
+        w_join(twin, "j", 0, 1, 3);
+        w_settle();
+        struct hrp_msg_join j = w_join_of("j", 0, 1, 3);
+        hrd_member_joining(&w[at].d, &twin->pub, W_JOINING, &j);
+        w_settle();
+        assert_int_equal(twin->told, 1);
+        char want[128];
+        snprintf(want, sizeof(want), "(3 ranks): rank 1 is held by process %d on node n1", rank[1]->pub.pid);
+        HAS(twin->text, want);
+        w_pass(1200);
+        assert_int_equal(twin->status, HRP_REFUSED);
+        assert_int_equal(twin->told, 1);
+        rank[2] = w_process(2, 1000);
+        w_join(rank[2], "j", 0, 2, 3);
+        w_settle();
+        all_joined(3);
+        finish(3);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -649,6 +681,7 @@ int main(void)
         cmocka_unit_test(test_id_that_leads_to_myself),
         cmocka_unit_test(test_id_of_a_daemon_that_restarted),
         cmocka_unit_test(test_joins_that_take_long),
+        cmocka_unit_test(test_rank_is_held),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
