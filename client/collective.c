@@ -127,8 +127,8 @@ static bool takes_shared(struct hcl_comm *comm, const struct hcl_call *c, struct
 
 const struct hcl_way hcl_way_shared = {.takes = takes_shared, .ready = HRP_CHUNK_ALL};
 
-static const struct hcl_way *const ways[] = {&hcl_way_shared, &hcl_way_gpu_alone, &hcl_way_gpu_shared,
-                                             &hcl_way_gpu_staged, &hcl_way_staged};
+static const struct hcl_way *const ways[] = {&hcl_way_shared,     &hcl_way_gpu_alone,    &hcl_way_gpu_shared,
+                                             &hcl_way_gpu_staged, &hcl_way_gpu_unpinned, &hcl_way_staged};
 
 /* Under post_lock: the way the call goes. */
 static hclient_result_t choose(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,

@@ -33,7 +33,8 @@ struct hcl_gpu {
     bool pinned_area;         /* by this library, to be undone */
     _Atomic uint64_t *passed; /* by slot, written by streams: number of the op that a stream passed last */
     hrg_ptr passed_dev;
-    bool pinned_window; /* under post_lock */
+    bool pinned_window;   /* under post_lock */
+    char window_why[512]; /* likewise: the sentence when it cannot be pinned, which is not tried again */
     /* Under post_lock: memory of the call that is being posted; and what ops on this comm did, for the path report. */
     struct hcl_gpu_memory *found[2];
     uint64_t imported_ops, staged_ops, alone_ops, deferred_ops;
@@ -65,7 +66,7 @@ hclient_result_t hcl_gpu_fail(const struct hrg_driver *drv, const char *call, co
 
 /* Under post_lock, in a scope: what the comm needs for ops in stream order; made on the first. */
 hclient_result_t hcl_gpu_need(struct hcl_comm *comm, const struct hrg_driver *drv, const char *call);
-/* Likewise: its window, which exists, pinned. */
+/* Likewise: its window, which exists, pinned. Where that cannot be, window_why says so, and hcl_way_gpu_unpinned is left. */
 hclient_result_t hcl_gpu_need_window(struct hcl_comm *comm, const char *call);
 bool hcl_gpu_passed(const struct hcl_comm *comm, uint64_t number);
 /* The op in a slot when it is one of a stream that has not passed it; 0: none. */
@@ -120,5 +121,7 @@ hrg_result hcl_gpu_finish(struct hcl_comm *comm, struct hcl_op *op);
 extern const struct hcl_way hcl_way_gpu_alone;  /* gpu_alone.c: a comm of one rank */
 extern const struct hcl_way hcl_way_gpu_staged; /* gpu_staged.c */
 extern const struct hcl_way hcl_way_gpu_shared; /* gpu_import.c: memory that the daemon has */
+extern const struct hcl_way
+    hcl_way_gpu_unpinned; /* the same for what would be staged, where the window cannot be pinned */
 
 #endif

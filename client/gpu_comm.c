@@ -159,6 +159,13 @@ hclient_result_t hcl_gpu_need_window(struct hcl_comm *comm, const char *call)
     hclient_result_t r = pin(g->drv, call, "staging window (staging_window of the daemon)",
                              comm->stage.window, comm->stage.bytes, &own);
     g->pinned_window = r == HCLIENT_OK;
+    if (r != HCLIENT_OK) {
+        snprintf(g->window_why, sizeof(g->window_why), "%s", hclient_last_error(NULL));
+        hcl_log(HCLIENT_LOG_WARN,
+                "%s Operations that would be copied through it go by the GPU memory itself, which the daemon "
+                "has; small ones take longer so",
+                g->window_why);
+    }
     return r;
 }
 
@@ -259,6 +266,7 @@ char *hcl_gpu_report(struct hcl_comm *comm, char *json)
     if (end == NULL)
         return json;
     char because[sizeof(((struct hcl_gpu *)0)->staged_because) * 2] = "";
+    char unpinned[sizeof(((struct hcl_gpu *)0)->window_why) * 2] = "";
     uint64_t shared = 0, staged = 0, alone = 0, deferred = 0;
     if (pthread_mutex_trylock(&comm->post_lock) != 0)
         return json; /* a post that waits for a slot may take long */
@@ -269,6 +277,7 @@ char *hcl_gpu_report(struct hcl_comm *comm, char *json)
         alone = comm->gpu->alone_ops;
         deferred = comm->gpu->deferred_ops;
         escape(comm->gpu->staged_because, because, sizeof(because));
+        escape(comm->gpu->window_why, unpinned, sizeof(unpinned));
     }
     pthread_mutex_unlock(&comm->post_lock);
     char *text, waits[512];
@@ -276,13 +285,13 @@ char *hcl_gpu_report(struct hcl_comm *comm, char *json)
     if (!any ||
         asprintf(&text,
                  "%.*s, \"gpu_buffers\": {\"shared_ops\": %llu, \"staged_ops\": %llu, \"alone_ops\": %llu, "
-                 "\"staged_because\": \"%s\"}, \"gpu_waits\": %s}",
+                 "\"staged_because\": \"%s\", \"unpinned_because\": \"%s\"}, \"gpu_waits\": %s}",
                  (int)(end - json), json, (unsigned long long)shared, (unsigned long long)staged,
                  (unsigned long long)alone,
                  because[0] != '\0' ? because
                  : staged > 0       ? "small operations are copied"
                                     : "",
-                 waits) < 0)
+                 unpinned, waits) < 0)
         return json;
     free(json);
     return text;

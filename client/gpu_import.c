@@ -479,6 +479,40 @@ static hclient_result_t refuse_p2p(const struct hcl_comm *comm, const struct hcl
         c->name, comm->gpu->staged_because);
 }
 
+/* In a scope, which it leaves. False: the daemon cannot have the memory (*result is HCLIENT_OK), or the session is lost. */
+static bool give(struct hcl_comm *comm, const struct hcl_call *c, struct hcl_gpu_scope *scope,
+                 struct hrp_desc *desc, hclient_result_t *result)
+{
+    hrg_ptr p[2] = {(hrg_ptr)(uintptr_t)c->send, (hrg_ptr)(uintptr_t)c->recv};
+    uint64_t bytes[2] = {c->send_bytes, c->recv_bytes};
+    struct hcl_gpu_memory **memory = comm->gpu->found;
+    memory[0] = memory[1] = NULL;
+    bool both = true;
+    for (unsigned i = 0; i < 2 && both && *result == HCLIENT_OK; i++) {
+        if (bytes[i] == 0)
+            continue;
+        memory[i] = find(comm, p[i], bytes[i], result);
+        both = memory[i] != NULL;
+    }
+    hcl_gpu_leave(scope);
+    if (*result != HCLIENT_OK || !both) {
+        struct hcl_op none = {.memory = {memory[0], memory[1]}};
+        hcl_gpu_unuse(comm->ctx, &none);
+        return false;
+    }
+    struct hrp_bufref *ref[2] = {&desc->in, &desc->out};
+    for (unsigned i = 0; i < 2; i++) {
+        *ref[i] = (struct hrp_bufref){.kind = HRP_BUF_NONE};
+        if (memory[i] == NULL)
+            continue;
+        ref[i]->kind = HRP_BUF_SHARED;
+        ref[i]->id = memory[i]->id;
+        ref[i]->offset = p[i] - memory[i]->base;
+    }
+    desc->flags |= HRP_DESC_STREAM | c->hint;
+    return true;
+}
+
 static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
                   hclient_result_t *result)
 {
@@ -489,38 +523,26 @@ static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_de
         return false;
     if (*result != HCLIENT_OK)
         return true;
-    hrg_ptr p[2] = {(hrg_ptr)(uintptr_t)c->send, (hrg_ptr)(uintptr_t)c->recv};
-    uint64_t bytes[2] = {c->send_bytes, c->recv_bytes};
-    struct hcl_gpu_memory **memory = comm->gpu->found;
-    memory[0] = memory[1] = NULL;
-    bool both = true;
     if (p2p)
         comm->gpu->staged_because[0] = '\0'; /* what is said there is about this call */
-    for (unsigned i = 0; i < 2 && both && *result == HCLIENT_OK; i++) {
-        if (bytes[i] == 0)
-            continue;
-        memory[i] = find(comm, p[i], bytes[i], result);
-        both = memory[i] != NULL;
-    }
-    hcl_gpu_leave(&scope);
-    if (*result == HCLIENT_OK && both) {
-        struct hrp_bufref *ref[2] = {&desc->in, &desc->out};
-        for (unsigned i = 0; i < 2; i++) {
-            *ref[i] = (struct hrp_bufref){.kind = HRP_BUF_NONE};
-            if (memory[i] == NULL)
-                continue;
-            ref[i]->kind = HRP_BUF_SHARED;
-            ref[i]->id = memory[i]->id;
-            ref[i]->offset = p[i] - memory[i]->base;
-        }
-        desc->flags |= HRP_DESC_STREAM | c->hint;
+    if (give(comm, c, &scope, desc, result))
         return true;
-    }
-    struct hcl_op none = {.memory = {memory[0], memory[1]}};
-    hcl_gpu_unuse(comm->ctx, &none);
     if (*result == HCLIENT_OK && p2p)
         *result = refuse_p2p(comm, c);
     return *result != HCLIENT_OK;
+}
+
+/* Whatever the size; nobody else takes GPU memory after this. */
+static bool takes_unpinned(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_desc *desc,
+                           hclient_result_t *result)
+{
+    struct hcl_gpu_scope scope;
+    if (comm->gpu == NULL || comm->gpu->window_why[0] == '\0' || !hcl_gpu_prepare(comm, c, &scope, result))
+        return false;
+    if (*result == HCLIENT_OK && !give(comm, c, &scope, desc, result) && *result == HCLIENT_OK)
+        *result = hcl_fail(HCLIENT_RESOURCE, "%s And the daemon cannot have this GPU memory: %s",
+                           comm->gpu->window_why, comm->gpu->staged_because);
+    return true;
 }
 
 static void describe(struct hcl_comm *comm, const struct hcl_call *c, struct hcl_op *op,
@@ -552,3 +574,6 @@ static hclient_result_t start(struct hcl_comm *comm, const struct hcl_call *c, s
 
 const struct hcl_way hcl_way_gpu_shared = {
     .takes = takes, .describe = describe, .start = start, .in_stream = true, .defers = true};
+
+const struct hcl_way hcl_way_gpu_unpinned = {
+    .takes = takes_unpinned, .describe = describe, .start = start, .in_stream = true, .defers = true};

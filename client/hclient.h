@@ -28,7 +28,7 @@
  * Environment: HREDUCE_SOCKET, path of the daemon's socket (default /run/hreduced/hreduced.sock).
  *              HREDUCE_GPU_STAGED_BYTES, up to how many bytes in all an op on GPU buffers is copied through the staging window,
  *              in digits alone (default 65536, and 1024 on one node where the daemon's kernels do not wait for the GPU); larger ones are reduced
- *              in place, where their memory can be exported.
+ *              in place, where their memory can be exported; so are all where the window cannot be pinned.
  *              HREDUCE_CUDA_LIBRARY, the CUDA driver's library, as dlopen takes it (default libcuda.so.1).
  */
 #ifndef HCLIENT_H
