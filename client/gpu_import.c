@@ -388,6 +388,15 @@ static void say_why_staged(struct hcl_comm *comm, bool room)
                  MEMORIES_MAX);
 }
 
+/* Under the lock. A warning for each reason, not for each of an allocator's many segments. */
+static void say_refused(struct hcl_context *ctx, const struct hcl_gpu_memory *g, hrg_ptr p)
+{
+    const bool known = strcmp(ctx->gpu.warned_why, g->why) == 0;
+    hcl_log(known ? HCLIENT_LOG_INFO : HCLIENT_LOG_WARN,
+            "GPU memory at 0x%llx is copied through the staging window: %s", (unsigned long long)p, g->why);
+    snprintf(ctx->gpu.warned_why, sizeof(ctx->gpu.warned_why), "%s", g->why);
+}
+
 /*
  * Under post_lock, which makes this the only one of its comm. The memory of [p, p + bytes) with a use of it for the caller, or
  * NULL with *result: it is to be staged (HCLIENT_OK), or the session is lost.
@@ -413,8 +422,7 @@ static struct hcl_gpu_memory *find(struct hcl_comm *comm, hrg_ptr p, uint64_t by
         ctx->gpu.list = g;
         ctx->gpu.n++;
         if (g->refused)
-            hcl_log(HCLIENT_LOG_INFO, "GPU memory at 0x%llx is copied through the staging window: %s",
-                    (unsigned long long)p, g->why);
+            say_refused(ctx, g, p);
     }
     if (g->refused) {
         snprintf(comm->gpu->staged_because, sizeof(comm->gpu->staged_because), "%s", g->why);

@@ -23,6 +23,7 @@ struct hcl_gpu_memories {
     pthread_mutex_t lock;
     struct hcl_gpu_memory *list;
     unsigned n;
+    char warned_why[512]; /* of the last allocation that is copied instead */
 };
 
 void hcl_gpu_memories_init(struct hcl_gpu_memories *m);
