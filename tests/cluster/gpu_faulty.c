@@ -49,11 +49,8 @@ static int sound(struct hpf_rank *me)
 {
     struct ht_env e;
     char *path;
-    hclient_comm_config_t config = HCLIENT_COMM_CONFIG_INITIALIZER;
-    /* Under a sanitizer copies are so slow that no pair is worth having. */
-    config.require = ht_sanitized() ? 0 : HCLIENT_REQUIRE_P2P;
     drv = ht_gpu_open(me);
-    if (drv == NULL || ht_join(&e, me, 0, &config) != 0 || sums(&e) != 0)
+    if (drv == NULL || ht_join(&e, me, 0, NULL) != 0 || sums(&e) != 0)
         return 1;
     HT_TRY(me, hclient_comm_path(e.comm, &path));
     HT_EXPECT(me, strstr(path, "\"staged_ops\": 0") && strstr(path, FAULTY) == NULL,
