@@ -496,10 +496,9 @@ static bool set_devices(struct hrd_config *c, const struct hrd_key *key, const c
         list[n++] = at;
     }
     for (unsigned i = 0; i < n; i++) {
-        size_t len = strlen(all);
-        len += (size_t)snprintf(all + len, sizeof(all) - len, "%s%s", i ? "," : "", list[i]);
+        hrd_text_add(all, sizeof(all), "%s%s", i ? "," : "", list[i]);
         if (port[i])
-            snprintf(all + len, sizeof(all) - len, ":%u", port[i]);
+            hrd_text_add(all, sizeof(all), ":%u", port[i]);
     }
     return n > 0 && set_text(c, key, all);
 }

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "daemon/peer_impl.h"
+#include "daemon/text.h"
 
 #define IDLE_MS 2000u
 
@@ -142,19 +143,17 @@ const char *hrd_rail_text(const struct plink *rail, char *buf, size_t len)
 
 void hrd_rails_text(const struct plink *l, char *buf, size_t len)
 {
+    char devices[HRD_RAILS_MAX * (sizeof(l->device) + 2)] = "";
     unsigned n = 0;
-    size_t at;
     buf[0] = '\0';
-    for (unsigned i = 0; i < l->nrails; i++)
-        n += l->rails[i]->in;
     if (l->nrails < 2)
         return;
-    snprintf(buf, len, "%u rail%s of %u (", n, n == 1 ? "" : "s", l->nrails);
-    for (unsigned i = 0, k = 0; i < l->nrails; i++)
-        if (l->rails[i]->in && (at = strlen(buf)) < len)
-            snprintf(buf + at, len - at, "%s%s", k++ ? ", " : "", l->rails[i]->device);
-    if ((at = strlen(buf)) < len)
-        snprintf(buf + at, len - at, "), ");
+    for (unsigned i = 0; i < l->nrails; i++)
+        if (l->rails[i]->in) {
+            n++;
+            hrd_text_list(devices, sizeof(devices), l->rails[i]->device);
+        }
+    snprintf(buf, len, "%u rail%s of %u (%s), ", n, n == 1 ? "" : "s", l->nrails, devices);
 }
 
 static void say_missing(const struct plink *l)
@@ -197,14 +196,11 @@ void hrd_rails_up(struct hrd_daemon *d, struct plink *l)
 
 void hrd_rails_why(const struct plink *l, char *buf, size_t len)
 {
-    size_t at = 0;
-    if (l->nrails == 1)
-        snprintf(buf, len, "%s", l->out_why);
-    for (unsigned i = 0; i < l->nrails && l->nrails > 1 && at < len; i++) {
-        int n = snprintf(buf + at, len - at, "%srail %u: %.*s", i ? "; " : "", i,
-                         (int)(len / l->nrails > 20 ? len / l->nrails - 20 : 0), l->rails[i]->out_why);
-        at += (size_t)n;
-    }
+    /* Each has its share of the room, so that none is cut off whole. */
+    const int share = (int)(len / l->nrails > 20 ? len / l->nrails - 20 : 0);
+    snprintf(buf, len, "%s", l->nrails == 1 ? l->out_why : "");
+    for (unsigned i = 0; i < l->nrails && l->nrails > 1; i++)
+        hrd_text_add(buf, len, "%srail %u: %.*s", i ? "; " : "", i, share, l->rails[i]->out_why);
 }
 
 bool hrd_rails_incomplete(struct hrd_daemon *d, struct plink *l)

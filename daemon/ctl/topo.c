@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/ctl/ctl.h"
+#include "daemon/text.h"
 #include "daemon/topo.h"
 #include "proto/wire.h"
 
@@ -145,8 +146,7 @@ static void ask_daemon(const struct ctl_options *o, char *nic, size_t len, char 
     if (json_array_size(list) > 1) {
         json_array_foreach(list, i, name)
         {
-            size_t at = strlen(rails);
-            snprintf(rails + at, room - at, "%s%s", i ? ", " : "", json_string_value(name));
+            hrd_text_list(rails, room, json_string_value(name));
         }
     }
     ctl_mute(false);

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -12,6 +11,7 @@
 #include "daemon/gpu/gdr_trial.h"
 #include "daemon/gpu/gpu_int.h"
 #include "daemon/log.h"
+#include "daemon/text.h"
 #include "daemon/topo.h"
 
 /* What the driver maps at once; memory of whole such pieces begins at one. */
@@ -130,21 +130,11 @@ bool hrd_gdr_too_slow(enum hrd_gdr_mode mode, const struct hrd_gdr_rate *r)
     return mode == HRD_GDR_AUTO && r->staged > STAGED_FASTER * r->direct;
 }
 
-static void append(char *buf, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-static void append(char *buf, size_t size, const char *fmt, ...)
-{
-    size_t n = strlen(buf);
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(buf + n, size - n, fmt, ap);
-    va_end(ap);
-}
-
-static void append_rate(char *buf, size_t size, const char *verb, const struct hrd_gdr_rate *r)
+static void add_rate(char *buf, size_t size, const char *verb, const struct hrd_gdr_rate *r)
 {
     if (r->direct > 0)
-        append(buf, size, "%s %s at %.0f MB/s directly, %.0f MB/s through host memory", buf[0] ? "," : "",
-               verb, r->direct / 1e6, r->staged / 1e6);
+        hrd_text_add(buf, size, "%s %s at %.0f MB/s directly, %.0f MB/s through host memory",
+                     buf[0] ? "," : "", verb, r->direct / 1e6, r->staged / 1e6);
 }
 
 /* works: the directions in which patterns arrived. */
@@ -155,8 +145,8 @@ static void explain(struct gpu *g, const struct hrd_gdr_trial *t, const struct h
     const char *broken = works->receive ? t->why_send : t->why_receive;
     const bool none = !works->send && !works->receive, set = g->gpus->cfg.gdr == HRD_GDR_ON;
     char rates[240] = "";
-    append_rate(rates, sizeof(rates), "read", &t->send_rate);
-    append_rate(rates, sizeof(rates), "written", &t->receive_rate);
+    add_rate(rates, sizeof(rates), "read", &t->send_rate);
+    add_rate(rates, sizeof(rates), "written", &t->receive_rate);
     if (is->ready)
         snprintf(is->used, sizeof(is->used), "memory of GPU %s, %s by %s port %u (%s);%s%s", g->dev.id, verb,
                  t->nic->name, t->nic->port, t->way, rates, set ? "; gdr = on" : "");
@@ -175,10 +165,11 @@ static void explain(struct gpu *g, const struct hrd_gdr_trial *t, const struct h
     }
     if (works->send == is->send && works->receive == is->receive)
         return;
-    append(is->why, sizeof(is->why),
-           "%sgdr = auto takes the way through host memory where that is %.1f times as fast: memory of GPU "
-           "%s, %s, is%s",
-           is->why[0] ? "; " : "", STAGED_FASTER, g->dev.id, place, rates);
+    hrd_text_add(
+        is->why, sizeof(is->why),
+        "%sgdr = auto takes the way through host memory where that is %.1f times as fast: memory of GPU "
+        "%s, %s, is%s",
+        is->why[0] ? "; " : "", STAGED_FASTER, g->dev.id, place, rates);
     if (!is->remedy[0])
         snprintf(is->remedy, sizeof(is->remedy),
                  "gdr = on in hreduced.conf takes the direct way all the same; 'hreducectl topo' says which "
