@@ -18,7 +18,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Bytes read and written up to which the agent works by itself: a switch to another thread costs 5 to 45 us, in
@@ -162,13 +161,6 @@ struct looking {
     uint64_t all_ns, ran_ns;
 };
 
-static uint64_t ran_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
-
 static bool has_no_core(struct looking *l, uint64_t all, uint64_t ran)
 {
     l->all_ns += all;
@@ -182,7 +174,7 @@ static bool has_no_core(struct looking *l, uint64_t all, uint64_t ran)
 
 static void look_for_work(struct host_engine *e, struct looking *l)
 {
-    uint64_t since = now_ns(), ran = ran_ns();
+    uint64_t since = 0, ran_since = 0; /* known from the first look at the clocks on, which few come to */
     for (unsigned turn = 1; is_hot(e); turn++) {
         for (unsigned i = 0; i < 256; i++) {
             if (atomic_load_explicit(&e->queued, memory_order_relaxed) > 0)
@@ -192,11 +184,11 @@ static void look_for_work(struct host_engine *e, struct looking *l)
         sched_yield(); /* whoever needs this core may have it */
         if (turn % TURNS_PER_CLOCK != 0)
             continue;
-        uint64_t now = now_ns(), ran_now = ran_ns();
-        if (has_no_core(l, now - since, ran_now - ran))
+        uint64_t now = now_ns(), ran = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+        if (since && has_no_core(l, now - since, ran - ran_since))
             atomic_store_explicit(&e->crowded_until, now + CROWDED_NS, memory_order_relaxed);
         since = now;
-        ran = ran_now;
+        ran_since = ran;
     }
 }
 
@@ -205,7 +197,7 @@ static uint64_t traffic(const struct hrd_work *w, uint64_t n)
     return n * (work_in_size(w) * w->nsrc + work_out_size(w) * w->ndst);
 }
 
-/* Under lock: whether waking an idle thread pays; the caller signals after it unlocked. */
+/* Under lock: whether waking an idle thread pays. */
 static bool worth_waking(struct host_engine *e)
 {
     if (!e->idle || e->signal_ns)
@@ -219,6 +211,19 @@ static bool worth_waking(struct host_engine *e)
         return false;
     e->signal_ns = now_ns();
     return true;
+}
+
+/* Ends the lock, and wakes whom the queued work is worth. Threads that were to look for it, but sleep because it was crowded:
+   all of them. */
+static void unlock_and_wake(struct host_engine *e, bool hot)
+{
+    bool all = hot && e->idle > 0;
+    bool one = worth_waking(e);
+    pthread_mutex_unlock(&e->lock);
+    if (all)
+        pthread_cond_broadcast(&e->more);
+    else if (one)
+        pthread_cond_signal(&e->more);
 }
 
 /* Under lock: takes the next chunk of the oldest work. */
@@ -273,10 +278,7 @@ static void *reduce_thread(void *arg)
             }
             continue;
         }
-        bool wake = worth_waking(e);
-        pthread_mutex_unlock(&e->lock);
-        if (wake)
-            pthread_cond_signal(&e->more);
+        unlock_and_wake(e, false);
         run_chunk(e, w, at, n);
         pthread_mutex_lock(&e->lock);
     }
@@ -297,13 +299,7 @@ static unsigned host_help(struct hrd_engine *base)
     pthread_mutex_lock(&e->lock);
     struct hrd_work *w = take(e, &at, &n);
     e->wake_ns -= e->wake_ns / 256; /* one slow wake-up must not keep the threads asleep for good */
-    bool all = hot && e->idle > 0;  /* they slept while it was crowded, and nobody looks */
-    bool wake = worth_waking(e);
-    pthread_mutex_unlock(&e->lock);
-    if (all)
-        pthread_cond_broadcast(&e->more);
-    else if (wake)
-        pthread_cond_signal(&e->more);
+    unlock_and_wake(e, hot);
     if (!w)
         return 0;
     run_chunk(e, w, at, n);
@@ -342,13 +338,7 @@ static void host_submit(struct hrd_engine *base, struct hrd_work *w)
     else
         e->first = w;
     e->last = w;
-    bool all = hot && e->idle > 0; /* they slept while it was crowded */
-    bool wake = worth_waking(e);
-    pthread_mutex_unlock(&e->lock);
-    if (all)
-        pthread_cond_broadcast(&e->more);
-    else if (wake)
-        pthread_cond_signal(&e->more);
+    unlock_and_wake(e, hot);
 }
 
 static void wake_in_time(struct host_engine *e)
@@ -437,7 +427,7 @@ void hrd_engine_host_expect(struct hrd_engine *host, bool more)
         return;
     uint64_t until = more ? UINT64_MAX : now_ns() + LINGER_NS;
     atomic_store_explicit(&e->hot_until, until, memory_order_relaxed);
-    if (!is_hot(e) || !more)
+    if (!more || !is_hot(e))
         return;
     pthread_mutex_lock(&e->lock);
     bool asleep = e->idle > 0;
