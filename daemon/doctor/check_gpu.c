@@ -185,7 +185,7 @@ static void judge_bad_pair(const struct hrd_machine *m, struct hrd_finding *f,
                            const struct hrd_gpu_pair_info *p)
 {
     char why[160], cause[400];
-    bool seen = hrd_machine_redirects(m, p->id[0], p->id[1], why, sizeof(why));
+    bool seen = hrd_machine_redirects(m, p->pci[0], p->pci[1], why, sizeof(why));
     snprintf(cause, sizeof(cause),
              "what the GPUs say of each other is not what their connection does, so data between them goes "
              "through host memory. %s",

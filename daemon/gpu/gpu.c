@@ -131,7 +131,7 @@ static void drop_parts(struct gpu *g)
 static int make_parts(struct gpu *g, char *why, size_t len)
 {
     struct hrd_gpu_dev *d = &g->dev;
-    char name[200];
+    char name[HRD_GPU_NAME];
     for (unsigned k = 0; k < HRD_GPU_NPARTS; k++) {
         const struct hrd_gpu_part *part = hrd_gpu_parts[k];
         d->part_why[k][0] = '\0';
@@ -159,7 +159,7 @@ static size_t free_memory(const struct hrd_gpu_dev *d)
 static int bring_up(struct gpu *g, char *why, size_t len)
 {
     struct hrd_gpu_dev *d = &g->dev;
-    char error[128], name[200];
+    char error[128], name[HRD_GPU_NAME];
     hrg_result rc = d->drv->DevicePrimaryCtxRetain(&d->ctx, d->dev);
     if (rc != HRG_SUCCESS) {
         snprintf(why, len, "%s: a context cannot be made: %s", hrd_gpu_name(d, name, sizeof(name)),
@@ -195,7 +195,7 @@ static int bring_up(struct gpu *g, char *why, size_t len)
 static bool take_down(struct gpu *g, bool force)
 {
     struct hrd_gpu_dev *d = &g->dev;
-    char name[200];
+    char name[HRD_GPU_NAME];
     if (!hrd_gpu_gdr_idle(g, force))
         return false;
     if (!hrd_gpu_pins_drop(g, force)) {
@@ -604,7 +604,7 @@ static const char *remedy(hrg_result error)
 
 bool hrd_gpu_failed(struct hrd_gpu_dev *d, hrg_result error, const char *what, char *why, size_t len)
 {
-    char text[128], name[200];
+    char text[128], name[HRD_GPU_NAME];
     hrd_gpu_name(d, name, sizeof(name));
     hrg_error_text(d->drv, error, text, sizeof(text));
     snprintf(why, len, "%s: %s failed: %s; %s", name, what, text, remedy(error));
@@ -616,7 +616,7 @@ bool hrd_gpu_failed(struct hrd_gpu_dev *d, hrg_result error, const char *what, c
 
 void hrd_gpus_stuck(struct hrd_gpus *gpus, uint64_t which, unsigned ms, char *why, size_t len)
 {
-    char name[200];
+    char name[HRD_GPU_NAME];
     for (uint64_t left = which; left; left &= left - 1) {
         struct gpu *g = gpus->gpu[__builtin_ctzll(left)];
         lose(g,

@@ -196,7 +196,7 @@ enum hrd_pair_state {
 
 /* What was found when both were last in use together. */
 struct hrd_gpu_pair_info {
-    char id[2][64]; /* as in hrd_gpu_dev */
+    char pci[2][16], id[2][64]; /* as in hrd_gpu_dev */
     enum hrd_pair_state state;
     double bytes_per_s; /* DIRECT: of copies, the slower way */
     char why[300];      /* otherwise a phrase */

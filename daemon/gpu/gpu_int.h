@@ -122,7 +122,8 @@ struct hrd_gpus {
 };
 
 /* gpu.c */
-/* "GPU 0000:18:00.0 (NVIDIA H200)"; returns buf. */
+/* "GPU 0000:18:00.0 (NVIDIA H200)", in at most HRD_GPU_NAME bytes; returns buf. */
+#define HRD_GPU_NAME 200u
 const char *hrd_gpu_name(const struct hrd_gpu_dev *d, char *buf, size_t len);
 
 /* Under the lock; g is up. Its thread will call hrd_gpu_gdr_up(). */

@@ -29,7 +29,7 @@ void hrd_gpu_source_drop(struct hrd_gpu_source *source)
 
 static int refuse(struct gpu *g, hrg_result rc, const char *call, const char *remedy, char *why, size_t len)
 {
-    char error[128], name[200];
+    char error[128], name[HRD_GPU_NAME];
     if (hrg_error_is_sticky(rc)) {
         hrd_gpu_failed(&g->dev, rc, call, why, len);
         return -1;
@@ -52,7 +52,7 @@ static int map_legacy(struct gpu *g, const struct hrp_msg_import_gpu *msg, hrg_p
     hrg_ptr base = 0;
     size_t size = 0;
     int ordinal = -1;
-    char name[200];
+    char name[HRD_GPU_NAME];
     memcpy(&handle, msg->handle, sizeof(handle));
     hrg_result rc = drv->IpcOpenMemHandle(ptr, handle, HRG_IPC_LAZY_ENABLE_PEER_ACCESS);
     if (rc != HRG_SUCCESS)
@@ -101,7 +101,7 @@ static int map_part(struct gpu *g, int fd, hrg_ptr at, uint64_t bytes, char *why
         return refuse(g, rc, call, NULL, why, len);
     if (here)
         return 0;
-    char name[200];
+    char name[HRD_GPU_NAME];
     snprintf(why, len, "%s: an imported handle is memory of device %d, not of device %d as the client says",
              hrd_gpu_name(&g->dev, name, sizeof(name)), prop.location.id, g->dev.dev);
     return -1;

@@ -301,8 +301,11 @@ unsigned hrd_gpus_pairs(const struct hrd_gpus *gpus, struct hrd_gpu_pair_info *o
                 continue;
             struct hrd_gpu_pair_info *o = &out[n - 1];
             *o = (struct hrd_gpu_pair_info){.state = p->found, .bytes_per_s = p->rate};
-            memcpy(o->id[0], gpus->gpu[i]->dev.id, sizeof(o->id[0]));
-            memcpy(o->id[1], gpus->gpu[k]->dev.id, sizeof(o->id[1]));
+            const struct hrd_gpu_dev *dev[2] = {&gpus->gpu[i]->dev, &gpus->gpu[k]->dev};
+            for (unsigned at = 0; at < 2; at++) {
+                memcpy(o->pci[at], dev[at]->pci, sizeof(o->pci[at]));
+                memcpy(o->id[at], dev[at]->id, sizeof(o->id[at]));
+            }
             snprintf(o->why, sizeof(o->why), "%s", p->found_why ? p->found_why : "");
         }
     pthread_mutex_unlock(&m->lock);

@@ -49,7 +49,7 @@ static int register_all(struct gpu *g, char *why, size_t len)
             r->registered = true;
             continue;
         }
-        char error[128], name[200];
+        char error[128], name[HRD_GPU_NAME];
         snprintf(why, len,
                  "%s: %" PRIu64 " MiB of the daemon's memory cannot be registered with CUDA: %s; raise "
                  "LimitMEMLOCK= of hreduced.service or lower arena_size and dma_memory in hreduced.conf",

@@ -205,7 +205,10 @@ static void test_pairs(void **state)
 {
     (void)state;
     struct hrd_gpu_pair_info p[] = {
-        {.id = {"0000:03:00.0", "0000:04:00.0"}, .state = HRD_PAIR_DIRECT, .bytes_per_s = 5e10},
+        {.pci = {"0000:03:00.0", "0000:04:00.0"},
+         .id = {"0000:03:00.0 MIG-1", "0000:04:00.0"},
+         .state = HRD_PAIR_DIRECT,
+         .bytes_per_s = 5e10},
         {.id = {"0000:03:00.0", "0000:05:00.0"}, .state = HRD_PAIR_DIRECT, .bytes_per_s = 2.5e10},
         {.id = {"0000:04:00.0", "0000:05:00.0"},
          .state = HRD_PAIR_REFUSED,
@@ -223,7 +226,8 @@ static void test_pairs(void **state)
     p[0].state = HRD_PAIR_BAD;
     snprintf(p[0].why, sizeof(p[0].why),
              "4096 bytes copied from 0000:03:00.0 to 0000:04:00.0 arrived damaged");
-    expect("gpu-pairs", HRD_WARN, "GPUs 0000:03:00.0 and 0000:04:00.0 claim peer access, but 4096 bytes");
+    expect("gpu-pairs", HRD_WARN,
+           "GPUs 0000:03:00.0 MIG-1 and 0000:04:00.0 claim peer access, but 4096 bytes");
     assert_non_null(strstr(last.cause, "Likely a PCIe switch (ACS) or the IOMMU"));
     put("/sys/bus/pci/devices/0000:03:00.0/iommu_group/type", "DMA-FQ");
     expect("gpu-pairs", HRD_WARN, "claim peer access");
