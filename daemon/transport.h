@@ -64,7 +64,8 @@ struct hrd_link {
     uint64_t tx_bytes, rx_bytes, tx_frames, rx_frames;
     uint32_t interruptions, port_downs, device_events;
     uint64_t rate; /* bytes a second that its device can send, 0: unknown */
-    /* The links that this one is made of, each over a NIC of its own, best known by their `detail`; 0: it is one itself. */
+    /* The links that this one is made of, each over a NIC of its own, best known by their `detail`, and all that is counted
+       above is counted there; 0: it is one itself. */
     unsigned nrails;
     struct hrd_link *rail[HRD_RAILS_MAX];
     char refusal

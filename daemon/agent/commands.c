@@ -419,6 +419,31 @@ static void snapshot_comm(const struct acomm *c, struct hrd_snapshot_comm *out, 
         }
 }
 
+static void add_counts(const struct hrd_link *l, struct hrd_snapshot_link *o)
+{
+    o->tx_bytes += l->tx_bytes;
+    o->rx_bytes += l->rx_bytes;
+    o->tx_frames += l->tx_frames;
+    o->rx_frames += l->rx_frames;
+    o->interruptions += l->interruptions;
+    o->port_downs += l->port_downs;
+    o->device_events += l->device_events;
+}
+
+static void snapshot_counts(const struct hrd_link *l, struct hrd_snapshot_link *o)
+{
+    o->nrails = l->nrails;
+    if (l->nrails == 0)
+        add_counts(l, o);
+    for (unsigned k = 0; k < l->nrails; k++) {
+        const struct hrd_link *r = l->rail[k];
+        add_counts(r, o);
+        snprintf(o->rail[k].detail, sizeof(o->rail[k].detail), "%s", r->detail);
+        o->rail[k].tx_bytes = r->tx_bytes;
+        o->rail[k].rx_bytes = r->rx_bytes;
+    }
+}
+
 static void query(struct hrd_agent *a, uint64_t token)
 {
     struct hrd_snapshot *s = xalloc(1, sizeof(*s));
@@ -454,21 +479,8 @@ static void query(struct hrd_agent *a, uint64_t token)
         o->nstreams = l->nstreams;
         snprintf(o->transport, sizeof(o->transport), "%s", l->link->tp->name);
         snprintf(o->detail, sizeof(o->detail), "%s", l->link->detail);
-        o->tx_bytes = l->link->tx_bytes;
-        o->rx_bytes = l->link->rx_bytes;
-        o->tx_frames = l->link->tx_frames;
-        o->rx_frames = l->link->rx_frames;
-        o->interruptions = l->link->interruptions;
-        o->port_downs = l->link->port_downs;
-        o->device_events = l->link->device_events;
         o->interrupted = l->interrupted != 0;
-        o->nrails = l->link->nrails;
-        for (unsigned k = 0; k < o->nrails; k++) {
-            const struct hrd_link *r = l->link->rail[k];
-            snprintf(o->rail[k].detail, sizeof(o->rail[k].detail), "%s", r->detail);
-            o->rail[k].tx_bytes = r->tx_bytes;
-            o->rail[k].rx_bytes = r->rx_bytes;
-        }
+        snapshot_counts(l->link, o);
         hrd_pools_describe(l, o);
     }
     struct hrd_event *ev = xalloc(1, sizeof(*ev));

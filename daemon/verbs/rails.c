@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/text.h"
 #include "daemon/verbs/vlink.h"
 
 /* A rail that carried less than its share, because its path was away or it cannot reach the memory, makes up for so much of
@@ -108,23 +109,6 @@ static struct vlink *vlink_of(const struct bond *b, unsigned i)
     return (struct vlink *)b->base.rail[i];
 }
 
-static void count(struct bond *b)
-{
-    struct hrd_link *s = &b->base;
-    s->tx_bytes = s->rx_bytes = s->tx_frames = s->rx_frames = 0;
-    s->interruptions = s->port_downs = s->device_events = 0;
-    for (unsigned i = 0; i < s->nrails; i++) {
-        const struct hrd_link *l = s->rail[i];
-        s->tx_bytes += l->tx_bytes;
-        s->rx_bytes += l->rx_bytes;
-        s->tx_frames += l->tx_frames;
-        s->rx_frames += l->rx_frames;
-        s->interruptions += l->interruptions;
-        s->port_downs += l->port_downs;
-        s->device_events += l->device_events;
-    }
-}
-
 static void rails_send(struct hrd_link *base, struct hrd_tx *tx)
 {
     struct bond *b = (struct bond *)base;
@@ -139,7 +123,6 @@ static void rails_flush(struct hrd_link *base)
 {
     for (unsigned i = 0; i < base->nrails; i++)
         base->rail[i]->tp->flush(base->rail[i]);
-    count((struct bond *)base);
 }
 
 static unsigned rails_poll(struct hrd_link *base)
@@ -147,7 +130,6 @@ static unsigned rails_poll(struct hrd_link *base)
     unsigned n = 0;
     for (unsigned i = 0; i < base->nrails; i++)
         n += base->rail[i]->tp->poll(base->rail[i]);
-    count((struct bond *)base);
     return n;
 }
 
@@ -266,14 +248,12 @@ static unsigned rails_stream_for(struct hrd_link *base, const struct hrd_tx *tx)
 /* "2 rails: mlx5_0 port 1, mlx5_1 port 1" */
 static void describe(struct bond *b)
 {
-    char *at = b->base.detail;
-    size_t left = sizeof(b->base.detail);
-    for (unsigned i = 0; i < b->base.nrails && left > 1; i++) {
+    char *text = b->base.detail;
+    const size_t len = sizeof(b->base.detail);
+    snprintf(text, len, "%u rails: ", b->base.nrails);
+    for (unsigned i = 0; i < b->base.nrails; i++) {
         const struct hrd_verbs_device *d = &vlink_of(b, i)->dev;
-        int n = i ? snprintf(at, left, ", %.30s port %u", d->name, d->port)
-                  : snprintf(at, left, "%u rails: %.30s port %u", b->base.nrails, d->name, d->port);
-        at += (size_t)n < left ? (size_t)n : left - 1;
-        left -= (size_t)n < left ? (size_t)n : left - 1;
+        hrd_text_add(text, len, "%s%.30s port %u", i ? ", " : "", d->name, d->port);
     }
 }
 
