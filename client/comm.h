@@ -124,10 +124,11 @@ bool hcl_handle_idle(hclient_comm_t handle);
 void hcl_handle_free(hclient_comm_t handle);
 
 /* hcl_handle_get() with a sentence; the thread's call is about this comm from here on. */
+hclient_result_t hcl_comm_enter(hclient_comm_t handle, const char *call, struct hcl_comm **comm);
+
 void hcl_registrations_free(struct hcl_comm *comm);
 /* Whether a registration lies in this memory, or part of one. Takes the comm's lock. */
 bool hcl_is_registered(struct hcl_comm *comm, uintptr_t base, size_t bytes);
-hclient_result_t hcl_comm_enter(hclient_comm_t handle, const char *call, struct hcl_comm **comm);
 
 /* -------------------------------------------------------------------------------------- states, waits */
 

@@ -66,8 +66,8 @@ hclient_result_t hcl_gpu_fail(const struct hrg_driver *drv, const char *call, co
 
 /* Under post_lock, in a scope: what the comm needs for ops in stream order; made on the first. */
 hclient_result_t hcl_gpu_need(struct hcl_comm *comm, const struct hrg_driver *drv, const char *call);
-/* Likewise: its window, which exists, pinned. Where that cannot be, window_why says so, and hcl_way_gpu_unpinned is left. */
-hclient_result_t hcl_gpu_need_window(struct hcl_comm *comm, const char *call);
+/* Likewise: its window, which exists, is pinned. False: window_why says why not, and hcl_way_gpu_unpinned is left. */
+bool hcl_gpu_pin_window(struct hcl_comm *comm, const char *call);
 bool hcl_gpu_passed(const struct hcl_comm *comm, uint64_t number);
 /* The op in a slot when it is one of a stream that has not passed it; 0: none. */
 uint64_t hcl_gpu_unpassed(struct hcl_comm *comm, unsigned slot);

@@ -150,23 +150,22 @@ hclient_result_t hcl_gpu_need(struct hcl_comm *comm, const struct hrg_driver *dr
     return HCLIENT_OK;
 }
 
-hclient_result_t hcl_gpu_need_window(struct hcl_comm *comm, const char *call)
+bool hcl_gpu_pin_window(struct hcl_comm *comm, const char *call)
 {
     struct hcl_gpu *g = comm->gpu;
-    if (g->pinned_window)
-        return HCLIENT_OK;
     bool own;
-    hclient_result_t r = pin(g->drv, call, "staging window (staging_window of the daemon)",
-                             comm->stage.window, comm->stage.bytes, &own);
-    g->pinned_window = r == HCLIENT_OK;
-    if (r != HCLIENT_OK) {
+    if (g->pinned_window || g->window_why[0] != '\0')
+        return g->pinned_window;
+    g->pinned_window = pin(g->drv, call, "staging window (staging_window of the daemon)", comm->stage.window,
+                           comm->stage.bytes, &own) == HCLIENT_OK;
+    if (!g->pinned_window) {
         snprintf(g->window_why, sizeof(g->window_why), "%s", hclient_last_error(NULL));
         hcl_log(HCLIENT_LOG_WARN,
                 "%s Operations that would be copied through it go by the GPU memory itself, which the daemon "
                 "has; small ones take longer so",
                 g->window_why);
     }
-    return r;
+    return g->pinned_window;
 }
 
 /* ---- where the streams are ----------------------------------------------------------------------------------------- */

@@ -56,6 +56,11 @@ void hcl_gpu_memories_deinit(struct hcl_gpu_memories *m)
     pthread_mutex_destroy(&m->lock);
 }
 
+static bool overlaps(hrg_ptr a, uint64_t a_bytes, hrg_ptr b, uint64_t b_bytes)
+{
+    return a < b + b_bytes && b < a + a_bytes;
+}
+
 /* ---- giving up ----------------------------------------------------------------------------------------------------- */
 
 /* Under the lock; nobody uses it. False: the daemon does not read now. It is not found any more, and dropped later. */
@@ -118,7 +123,7 @@ static struct hcl_gpu_memory *take_out(struct hcl_comm *comm, hrg_ptr p, uint64_
     pthread_mutex_lock(&m->lock);
     for (struct hcl_gpu_memory **at = &m->list; *at != NULL && found == NULL;) {
         struct hcl_gpu_memory *g = *at;
-        bool here = !g->refused && p < g->base + g->bytes && p + bytes > g->base &&
+        bool here = !g->refused && overlaps(p, bytes, g->base, g->bytes) &&
                     !hcl_is_registered(comm, (uintptr_t)g->base, g->bytes);
         if (here && g->users == 0) {
             found = g;
@@ -184,7 +189,7 @@ static bool still_there(const struct hrg_driver *drv, const struct hcl_gpu_memor
         const struct part *part = &g->part[i];
         hrg_ptr at = g->base + part->offset;
         unsigned long long id = 0;
-        if (at >= p + bytes || at + part->bytes <= p)
+        if (!overlaps(at, part->bytes, p, bytes))
             continue;
         if (drv->PointerGetAttribute(&id, HRG_PTR_BUFFER_ID, at) != HRG_SUCCESS || id != part->id)
             return false;
@@ -199,7 +204,7 @@ static struct hcl_gpu_memory *lookup(struct hcl_context *ctx, const struct hrg_d
     uint64_t now = hcl_now();
     for (struct hcl_gpu_memory *g = ctx->gpu.list, *next; g != NULL; g = next) {
         next = g->next;
-        if (g->stale || p >= g->base + g->bytes || p + bytes <= g->base)
+        if (g->stale || !overlaps(p, bytes, g->base, g->bytes))
             continue;
         bool old_refusal = g->refused && now - g->used_ns > IDLE_NS;
         if (!old_refusal && still_there(drv, g, p, bytes) && p >= g->base && p + bytes <= g->base + g->bytes)

@@ -276,8 +276,7 @@ static bool takes(struct hcl_comm *comm, const struct hcl_call *c, struct hrp_de
                      c->name, bytes, HRP_STAGE_CHUNK * (HRP_CHUNK_ALL - 1));
     if (*result == HCLIENT_OK && bytes > 0)
         *result = hcl_stage_window(comm);
-    bool unpinned = *result == HCLIENT_OK && bytes > 0 &&
-                    (comm->gpu->window_why[0] || hcl_gpu_need_window(comm, c->name) != HCLIENT_OK);
+    bool unpinned = *result == HCLIENT_OK && bytes > 0 && !hcl_gpu_pin_window(comm, c->name);
     hcl_gpu_leave(&scope);
     if (unpinned)
         return false; /* the next way takes it, or refuses it */
