@@ -349,7 +349,7 @@ void hrd_rail_tell(struct hrd_daemon *d, const struct plink *rail);
 bool hrd_rails_incomplete(struct hrd_daemon *d, struct plink *l);
 
 /* peer_verbs.c */
-/* Whether one end of the link has to say something to the other about a class that is not in use any more. */
+/* Dialer: asks the other end whether the link, which nobody uses here, may go. */
 void hrd_verbs_close(struct hrd_daemon *d, struct plink *l);
 /* Dialer: the attempt begins at the loop's next turn. */
 void hrd_verbs_begin(struct hrd_daemon *d, struct plink *l);

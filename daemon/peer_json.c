@@ -56,11 +56,8 @@ struct json_t *hrd_link_rails_json(struct hrd_daemon *d, uint32_t link, const st
 static json_t *link_json(const struct plink *l, uint64_t now)
 {
     json_t *o = json_pack("{s:I}", "link", (json_int_t)l->id);
-    const struct plink *first = l->tcp ? l : hrd_rails_first(l);
-    for (unsigned i = 0; i < l->nrails && !first->down_since; i++)
-        if (l->rails[i]->down_since)
-            first = l->rails[i];
-    add_rail(o, first, now);
+    const struct plink *rail = hrd_rails_down(l);
+    add_rail(o, rail ? rail : l->tcp ? l : hrd_rails_first(l), now);
     if (!l->tcp) {
         json_object_set_new(o, "service_level", json_integer(l->sl));
         json_object_set_new(o, "traffic_class", json_integer(l->tc));

@@ -119,8 +119,7 @@ void hrd_mend_done(struct hrd_daemon *d, struct plink *l)
     l->mended++;
     d->peers->mended++;
     hrd_agent_link_resume(d->agent, l->link->id, l->index);
-    hrd_member_link(d, l->peer->no,
-                    NULL); /* a communicator is not begun on a path that may never come back */
+    hrd_member_link(d, l->peer->no, NULL); /* communicators that wait for the path */
 }
 
 bool hrd_peer_mending(struct hrd_daemon *d, uint32_t no, const struct hrd_link_want *want, char *why,

@@ -122,15 +122,20 @@ static void print_link(const json_t *p, const json_t *l)
     }
 }
 
+static void rail_labels(const json_t *p, const json_t *l, const json_t *r)
+{
+    print_label("peer", ctl_str(p, "name", "?"));
+    putchar(',');
+    print_label("device", ctl_str(r, "device", "?"));
+    printf(",rail=\"%" PRId64 "\"", ctl_int(r, "rail"));
+    print_class(l);
+}
+
 static void print_rail(const json_t *p, const json_t *l, const json_t *r)
 {
     for (int tx = 0; tx < 2 && json_object_get(r, "tx_bytes"); tx++) {
         printf("hreduce_rail_bytes_total{");
-        print_label("peer", ctl_str(p, "name", "?"));
-        putchar(',');
-        print_label("device", ctl_str(r, "device", "?"));
-        printf(",rail=\"%" PRId64 "\"", ctl_int(r, "rail"));
-        print_class(l);
+        rail_labels(p, l, r);
         printf(",direction=\"%s\"} %" PRId64 "\n", tx ? "tx" : "rx",
                ctl_int(r, tx ? "tx_bytes" : "rx_bytes"));
     }
@@ -139,11 +144,7 @@ static void print_rail(const json_t *p, const json_t *l, const json_t *r)
 static void print_rail_up(const json_t *p, const json_t *l, const json_t *r)
 {
     printf("hreduce_rail_up{");
-    print_label("peer", ctl_str(p, "name", "?"));
-    putchar(',');
-    print_label("device", ctl_str(r, "device", "?"));
-    printf(",rail=\"%" PRId64 "\"", ctl_int(r, "rail"));
-    print_class(l);
+    rail_labels(p, l, r);
     printf("} %d\n", strcmp(ctl_str(r, "state", ""), "up") == 0);
 }
 
