@@ -29,28 +29,12 @@ static const struct fault faults[] = {
 
 static const struct hrg_driver *drv;
 
-static int sums(struct ht_env *e)
-{
-    static const uint64_t counts[] = {1, 1000, 300007, 2500003};
-    for (unsigned i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-        struct ht_coll c = {.coll = HRP_ALL_REDUCE,
-                            .dtype = i % 2 ? HRP_F32 : HRP_BF16,
-                            .redop = HRP_SUM,
-                            .count = counts[i],
-                            .inplace = i % 2,
-                            .gpu = true};
-        if (ht_collective(e, &c) != 0)
-            return 1;
-    }
-    return 0;
-}
-
 static int sound(struct hpf_rank *me)
 {
     struct ht_env e;
     char *path;
     drv = ht_gpu_open(me);
-    if (drv == NULL || ht_join(&e, me, 0, NULL) != 0 || sums(&e) != 0)
+    if (drv == NULL || ht_join(&e, me, 0, NULL) != 0 || ht_sums(&e, true) != 0)
         return 1;
     HT_TRY(me, hclient_comm_path(e.comm, &path));
     HT_EXPECT(me, strstr(path, "\"staged_ops\": 0") && strstr(path, FAULTY) == NULL,
@@ -68,7 +52,7 @@ static int with_faulty(struct hpf_rank *me)
     if (on_it)
         me->local = 3;
     drv = ht_gpu_open(me);
-    if (drv == NULL || ht_join(&e, me, 0, NULL) != 0 || sums(&e) != 0)
+    if (drv == NULL || ht_join(&e, me, 0, NULL) != 0 || ht_sums(&e, true) != 0)
         return 1;
     HT_TRY(me, hclient_comm_path(e.comm, &path));
     if (on_it || !f->staged)

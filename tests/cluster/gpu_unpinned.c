@@ -34,22 +34,6 @@ static void listen_for(void *user, hclient_log_level_t level, const char *text)
     warnings += level == HCLIENT_LOG_WARN && strstr(text, "cannot pin") && strstr(text, "staging window");
 }
 
-static int sums(struct ht_env *e, bool gpu)
-{
-    static const uint64_t counts[] = {1, 1000, 300007, 2500003};
-    for (unsigned i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-        struct ht_coll c = {.coll = HRP_ALL_REDUCE,
-                            .dtype = i % 2 ? HRP_F32 : HRP_BF16,
-                            .redop = HRP_SUM,
-                            .count = counts[i],
-                            .inplace = i % 2,
-                            .gpu = gpu};
-        if (ht_collective(e, &c) != 0)
-            return 1;
-    }
-    return 0;
-}
-
 static int begin(struct hpf_rank *me, struct ht_env *e)
 {
     const struct pins *p = me->arg;
@@ -66,7 +50,7 @@ static int right(struct hpf_rank *me)
     char *path;
     const struct pins *p = me->arg;
     const bool window = p->rank != NULL && (me->rank == 0 || !p->rank_0_alone);
-    if (begin(me, &e) != 0 || sums(&e, true) != 0 || sums(&e, false) != 0)
+    if (begin(me, &e) != 0 || ht_sums(&e, true) != 0 || ht_sums(&e, false) != 0)
         return 1;
     HT_TRY(me, hclient_comm_path(e.comm, &path));
     if (p->rank == NULL || window)
@@ -97,7 +81,7 @@ static int refused(struct hpf_rank *me)
             ht_refused(me, r, HCLIENT_RESOURCE, "cannot be registered with CUDA") != 0)
             return 1;
     }
-    return sums(&e, false) != 0 ? 1 : ht_leave(&e);
+    return ht_sums(&e, false) != 0 ? 1 : ht_leave(&e);
 }
 
 static void with(const struct pins *p, hpf_rank_fn fn)

@@ -375,3 +375,19 @@ int ht_collective(struct ht_env *e, const struct ht_coll *c)
         return 1;
     return ht_verify(e, &f);
 }
+
+int ht_sums(struct ht_env *e, bool gpu)
+{
+    static const uint64_t counts[] = {1, 1000, 300007, 2500003};
+    for (unsigned i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        struct ht_coll c = {.coll = HRP_ALL_REDUCE,
+                            .dtype = i % 2 ? HRP_F32 : HRP_BF16,
+                            .redop = HRP_SUM,
+                            .count = counts[i],
+                            .inplace = i % 2,
+                            .gpu = gpu};
+        if (ht_collective(e, &c) != 0)
+            return 1;
+    }
+    return 0;
+}

@@ -151,6 +151,8 @@ struct ht_coll {
  * was, and guards around both.
  */
 int ht_collective(struct ht_env *e, const struct ht_coll *c);
+/* all_reduces of 1 to 2500003 elements, in place and not, of two types. */
+int ht_sums(struct ht_env *e, bool gpu);
 /* The parts of it, for tests that have several in flight: post, then check after the wait. */
 struct ht_flight {
     struct ht_coll coll;
