@@ -368,22 +368,12 @@ enum { MAPPING = 1 << 20, MAPPINGS = 4 };
 static int growing(struct ht_env *e, int types, const char *what)
 {
     hrg_ptr range;
-    hrg_handle handle;
-    hrg_device dev;
-    HT_CUDA(e->me, drv->CtxGetDevice(&dev));
-    const struct hrg_mem_prop prop = {.type = HRG_ALLOCATION_PINNED,
-                                      .requested_handle_types = types,
-                                      .location = {.type = HRG_LOCATION_DEVICE, .id = dev}};
-    const struct hrg_mem_access access = {.location = prop.location, .flags = HRG_ACCESS_READWRITE};
     HT_CUDA(e->me, drv->MemAddressReserve(&range, (size_t)MAPPINGS * MAPPING, 0, 0, 0));
     for (unsigned i = 0; i < MAPPINGS; i++) {
         hrg_ptr at = range + (hrg_ptr)i * MAPPING;
-        HT_CUDA(e->me, drv->MemCreate(&handle, MAPPING, &prop, 0));
-        HT_CUDA(e->me, drv->MemMap(at, MAPPING, 0, handle, 0));
-        HT_CUDA(e->me, drv->MemRelease(handle));
-        HT_CUDA(e->me, drv->MemSetAccess(at, MAPPING, &access, 1));
         /* Inside the newest mapping, and from its predecessor over the edge. */
-        if (sum_at(e, at + 400, 100000, what) != 0 || (i > 0 && sum_at(e, at - 120000, 100000, what) != 0))
+        if (ht_gpu_map(e->me, at, MAPPING, types) != 0 || sum_at(e, at + 400, 100000, what) != 0 ||
+            (i > 0 && sum_at(e, at - 120000, 100000, what) != 0))
             return 1;
     }
     if (sum_at(e, range + 12, (unsigned)(MAPPINGS * MAPPING / 4 - 3), what) != 0)

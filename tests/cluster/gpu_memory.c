@@ -125,22 +125,6 @@ static int not_pinned(struct hpf_rank *me)
 
 enum { PIECE = 64 << 10, PIECES = 200, FIRST = 190 };
 
-static int map(struct ht_env *e, hrg_ptr at, size_t bytes)
-{
-    hrg_handle handle;
-    hrg_device dev;
-    HT_CUDA(e->me, drv->CtxGetDevice(&dev));
-    const struct hrg_mem_prop prop = {.type = HRG_ALLOCATION_PINNED,
-                                      .requested_handle_types = HRG_HANDLE_POSIX_FD,
-                                      .location = {.type = HRG_LOCATION_DEVICE, .id = dev}};
-    const struct hrg_mem_access access = {.location = prop.location, .flags = HRG_ACCESS_READWRITE};
-    HT_CUDA(e->me, drv->MemCreate(&handle, bytes, &prop, 0));
-    HT_CUDA(e->me, drv->MemMap(at, bytes, 0, handle, 0));
-    HT_CUDA(e->me, drv->MemRelease(handle));
-    HT_CUDA(e->me, drv->MemSetAccess(at, bytes, &access, 1));
-    return 0;
-}
-
 /* What lies where much memory was has the library free all of that, and asks for more while the daemon is at it. */
 static int fast(struct hpf_rank *me)
 {
@@ -152,11 +136,13 @@ static int fast(struct hpf_rank *me)
         return 1;
     HT_CUDA(me, drv->MemAddressReserve(&at, (size_t)PIECES * PIECE, 0, 0, 0));
     for (unsigned i = 0; i < PIECES; i++)
-        if (map(&e, at + (hrg_ptr)i * PIECE, PIECE) != 0 || in_place(&e, at + (hrg_ptr)i * PIECE, 100) != 0)
+        if (ht_gpu_map(me, at + (hrg_ptr)i * PIECE, PIECE, HRG_HANDLE_POSIX_FD) != 0 ||
+            in_place(&e, at + (hrg_ptr)i * PIECE, 100) != 0)
             return 1;
     HT_CUDA(me, drv->MemUnmap(at, (size_t)PIECES * PIECE));
     const hrg_ptr last = at + (hrg_ptr)FIRST * PIECE;
-    if (map(&e, at, (size_t)FIRST * PIECE) != 0 || map(&e, last, (size_t)(PIECES - FIRST) * PIECE) != 0 ||
+    if (ht_gpu_map(me, at, (size_t)FIRST * PIECE, HRG_HANDLE_POSIX_FD) != 0 ||
+        ht_gpu_map(me, last, (size_t)(PIECES - FIRST) * PIECE, HRG_HANDLE_POSIX_FD) != 0 ||
         in_place(&e, at, FIRST * PIECE / sizeof(int)) != 0 ||
         in_place(&e, last, (PIECES - FIRST) * PIECE / sizeof(int)) != 0)
         return 1;

@@ -40,20 +40,7 @@ struct segment {
 
 static int grow(struct segment *s, unsigned mapping)
 {
-    struct hpf_rank *me = s->e.me;
-    const hrg_ptr at = s->base + (hrg_ptr)mapping * MAPPING;
-    hrg_handle handle;
-    hrg_device dev;
-    HT_CUDA(me, drv->CtxGetDevice(&dev));
-    const struct hrg_mem_prop prop = {.type = HRG_ALLOCATION_PINNED,
-                                      .requested_handle_types = s->types,
-                                      .location = {.type = HRG_LOCATION_DEVICE, .id = dev}};
-    const struct hrg_mem_access access = {.location = prop.location, .flags = HRG_ACCESS_READWRITE};
-    HT_CUDA(me, drv->MemCreate(&handle, MAPPING, &prop, 0));
-    HT_CUDA(me, drv->MemMap(at, MAPPING, 0, handle, 0));
-    HT_CUDA(me, drv->MemRelease(handle));
-    HT_CUDA(me, drv->MemSetAccess(at, MAPPING, &access, 1));
-    return 0;
+    return ht_gpu_map(s->e.me, s->base + (hrg_ptr)mapping * MAPPING, MAPPING, s->types);
 }
 
 static int32_t value(unsigned step, unsigned rank, unsigned i)

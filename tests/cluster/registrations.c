@@ -352,20 +352,12 @@ static int gpu_slices(struct ht_env *e, uint64_t *seed)
 static int gpu_large(struct ht_env *e)
 {
     struct both before;
-    const struct hrg_mem_prop prop = {.type = HRG_ALLOCATION_PINNED,
-                                      .requested_handle_types = HRG_HANDLE_POSIX_FD,
-                                      .location = {.type = HRG_LOCATION_DEVICE, .id = (int)e->me->local}};
-    const struct hrg_mem_access access = {.location = prop.location, .flags = HRG_ACCESS_READWRITE};
-    hrg_handle handle;
     hrg_ptr at;
     if (measure(e->me, &before) != 0)
         return 1;
-    HT_CUDA(e->me, drv->MemCreate(&handle, LARGE, &prop, 0));
     HT_CUDA(e->me, drv->MemAddressReserve(&at, LARGE, 0, 0, 0));
-    HT_CUDA(e->me, drv->MemMap(at, LARGE, 0, handle, 0));
-    HT_CUDA(e->me, drv->MemSetAccess(at, LARGE, &access, 1));
-    HT_CUDA(e->me, drv->MemRelease(handle));
-    if (gpu_op(e, at + FAR + 12, 5) != 0 || gpu_op(e, at, 6) != 0 || meet(e->me) != 0)
+    if (ht_gpu_map(e->me, at, LARGE, HRG_HANDLE_POSIX_FD) != 0 || gpu_op(e, at + FAR + 12, 5) != 0 ||
+        gpu_op(e, at, 6) != 0 || meet(e->me) != 0)
         return 1;
     HT_EXPECT(e->me, ht_gpu_calls("MemExportToShareableHandle") == 1, "it was exported more than once");
     struct holding live = holds(daemon_of(e->me));

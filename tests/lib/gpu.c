@@ -53,6 +53,22 @@ const struct hrg_driver *ht_gpu_open(struct hpf_rank *me)
     return NULL;
 }
 
+int ht_gpu_map(struct hpf_rank *me, uint64_t at, size_t bytes, int types)
+{
+    hrg_handle handle;
+    hrg_device dev;
+    HT_CUDA(me, drv->CtxGetDevice(&dev));
+    const struct hrg_mem_prop prop = {.type = HRG_ALLOCATION_PINNED,
+                                      .requested_handle_types = types,
+                                      .location = {.type = HRG_LOCATION_DEVICE, .id = dev}};
+    const struct hrg_mem_access access = {.location = prop.location, .flags = HRG_ACCESS_READWRITE};
+    HT_CUDA(me, drv->MemCreate(&handle, bytes, &prop, 0));
+    HT_CUDA(me, drv->MemMap(at, bytes, 0, handle, 0));
+    HT_CUDA(me, drv->MemRelease(handle));
+    HT_CUDA(me, drv->MemSetAccess(at, bytes, &access, 1));
+    return 0;
+}
+
 unsigned ht_gpu_calls(const char *name)
 {
     void *lib = dlopen(getenv("HREDUCE_CUDA_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);

@@ -187,6 +187,11 @@ const struct hrg_driver *ht_gpu_open(struct hpf_rank *me);
         if (ht_c_ != 0)                                                                         \
             return hpf_rank_fail(me, "line %d: %s gave CUDA error %d", __LINE__, #call, ht_c_); \
     } while (0)
+/*
+ * New memory of the rank's GPU (cuMemCreate) at reserved addresses, whose handle goes with the mapping. types: what it can be
+ * exported as, HRG_HANDLE_POSIX_FD or 0.
+ */
+int ht_gpu_map(struct hpf_rank *me, uint64_t at, size_t bytes, int types);
 /* How often the fake's cuNAME was called by this process; UINT_MAX where the driver does not say. */
 unsigned ht_gpu_calls(const char *name);
 /* A word in pinned memory, 0 at first; a stream that it holds goes on when 1 is stored there. */
