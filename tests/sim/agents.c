@@ -401,6 +401,22 @@ bool sim_done(struct sim *s, uint32_t rank, uint32_t slot, uint64_t op)
            hrp_flag(op, HRP_CHUNK_ALL);
 }
 
+const struct hrd_snapshot *sim_look(struct sim *s, uint32_t node)
+{
+    struct sim_node *k = &s->node[node];
+    double end = now_s() + LIMIT_S;
+    hrd_snapshot_free(k->snapshot);
+    k->snapshot = NULL;
+    hrd_agent_query(k->agent, 1);
+    while (!k->snapshot) {
+        sim_events(s);
+        nap();
+        if (now_s() > end)
+            fail_msg("the agent of node %u does not answer", node);
+    }
+    return k->snapshot;
+}
+
 uint32_t sim_wait(struct sim *s, uint32_t rank, uint32_t slot, uint64_t op, char *text)
 {
     double end = now_s() + LIMIT_S;

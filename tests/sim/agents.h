@@ -84,6 +84,8 @@ void sim_stop(struct sim *s);
 /* Handles waiting events of all nodes. An interrupted link is lost, or, with `mend`, made anew as two daemons do it: not
    before the path works, and again if that fails. */
 void sim_events(struct sim *s);
+/* A node as it is now; valid until the next look at it. */
+const struct hrd_snapshot *sim_look(struct sim *s, uint32_t node);
 
 /* Posts the next op of this rank; in, out: offsets in its pool (UINT64_MAX: none). Returns the op's number. */
 uint64_t sim_post(struct sim *s, uint32_t rank, uint32_t slot, const struct hrp_sig *sig, uint64_t in,

@@ -107,20 +107,6 @@ static void test_left_behind(void **state)
     free(s);
 }
 
-static const struct hrd_snapshot *look(struct sim *s, uint32_t node)
-{
-    struct sim_node *n = &s->node[node];
-    hrd_snapshot_free(n->snapshot);
-    n->snapshot = NULL;
-    hrd_agent_query(n->agent, 1);
-    for (int k = 0; k < 50000 && !n->snapshot; k++) {
-        sim_events(s);
-        nap();
-    }
-    assert_non_null(n->snapshot);
-    return n->snapshot;
-}
-
 /* A communicator that failed keeps nothing of the arena, on no node, however long its ranks keep it. */
 static void test_failed_gives_back(void **state)
 {
@@ -131,9 +117,9 @@ static void test_failed_gives_back(void **state)
         struct sim_options o = {.verbs = verbs};
         struct hrp_sig sig = {.coll = HRP_ALL_REDUCE, .count = 300000, .redop = HRP_SUM};
         sim_start(s, 3, 3, map, &o);
-        const uint64_t before = look(s, 0)->arena_used;
+        const uint64_t before = sim_look(s, 0)->arena_used;
         assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
-        const uint64_t held = look(s, 0)->arena_used;
+        const uint64_t held = sim_look(s, 0)->arena_used;
         assert_true(held > before);
         for (uint32_t r = 0; r < 3; r++)
             sim_post(s, r, 0, &sig, 0, 2 << 20);
@@ -141,7 +127,7 @@ static void test_failed_gives_back(void **state)
         hrd_agent_comm_fail(s->node[1].agent, COMM, HRP_ABORTED, "the test ended it", true);
         for (uint32_t n = 0; n < 3; n++) {
             int k = 0;
-            while (look(s, n)->arena_used > before && k++ < 20000)
+            while (sim_look(s, n)->arena_used > before && k++ < 20000)
                 nap();
             assert_int_equal(s->node[n].snapshot->arena_used, before);
             assert_int_equal(s->node[n].comms_gone, 0);
@@ -152,7 +138,7 @@ static void test_failed_gives_back(void **state)
             sim_post(s, r, 1, &sig, 0, 2 << 20);
         for (uint32_t r = 0; r < 3; r++)
             assert_int_equal(sim_wait(s, r, 1, 1, NULL), HRP_OK);
-        assert_int_equal(look(s, 0)->arena_used, held);
+        assert_int_equal(sim_look(s, 0)->arena_used, held);
         sim_stop(s);
         free(s);
     }

@@ -62,20 +62,6 @@ static void end(void)
     CHECK(fake_verbs_objects() == 0);
 }
 
-static const struct hrd_snapshot *look(uint32_t node)
-{
-    struct sim_node *k = &w->s.node[node];
-    hrd_snapshot_free(k->snapshot);
-    k->snapshot = NULL;
-    hrd_agent_query(k->agent, 1);
-    for (int i = 0; !k->snapshot; i++) {
-        CHECK(i < LIMIT_S * 1000);
-        sim_events(&w->s);
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
-    return k->snapshot;
-}
-
 static bool says(const char *text, const char *what)
 {
     if (strstr(text, what))
@@ -115,16 +101,16 @@ static void exchange(void)
     CHECK(fake_verbs_gpu_bytes(true) - in > 16 * COUNT && fake_verbs_gpu_bytes(false) - out > 16 * COUNT);
     CHECK(fake_gpu_calls("FlushGPUDirectRDMAWrites") > flushes);
     for (uint32_t n = 0; n < 2; n++) {
-        const struct hrd_snapshot *s = look(n);
+        const struct hrd_snapshot *s = sim_look(&w->s, n);
         CHECK(says(s->comm[0].gdr_used, "read and written by fake0 port 1 (GPU memory by dmabuf)"));
         CHECK(s->comm[0].gdr_why[0] == '\0' && s->comm[0].gdr_units > 0 && s->comm[0].gdr_full == 0);
         CHECK(s->link[0].gdr_send && s->link[0].gdr_receive && !s->link[0].gdr_why[0]);
     }
     /* The copy engines sum in host memory, through which all goes then. */
-    uint64_t units = look(0)->comm[0].gdr_units;
+    uint64_t units = sim_look(&w->s, 0)->comm[0].gdr_units;
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, HRP_DESC_OVERLAP_COMPUTE);
-    CHECK(look(0)->comm[0].gdr_units == units);
-    CHECK(says(look(0)->comm[0].gdr_why, "the dma engine sums in host memory"));
+    CHECK(sim_look(&w->s, 0)->comm[0].gdr_units == units);
+    CHECK(says(sim_look(&w->s, 0)->comm[0].gdr_why, "the dma engine sums in host memory"));
     end();
 }
 
@@ -137,7 +123,7 @@ static void ordered(const char *attribute, bool asked)
     unsigned flushes = fake_gpu_calls("FlushGPUDirectRDMAWrites");
     each_collective();
     CHECK((fake_gpu_calls("FlushGPUDirectRDMAWrites") > flushes) == asked);
-    CHECK(look(0)->comm[0].gdr_units > 0);
+    CHECK(sim_look(&w->s, 0)->comm[0].gdr_units > 0);
     end();
 }
 
@@ -160,7 +146,7 @@ static void unordered(void)
     uint64_t in = fake_verbs_gpu_bytes(true), out = fake_verbs_gpu_bytes(false);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     CHECK(fake_verbs_gpu_bytes(true) == in && fake_verbs_gpu_bytes(false) > out);
-    const struct hrd_snapshot_comm *c = &look(0)->comm[0];
+    const struct hrd_snapshot_comm *c = &sim_look(&w->s, 0)->comm[0];
     CHECK(says(c->gdr_used, "received in host memory") &&
           says(c->gdr_why, "no way to tell when kernels see"));
     end();
@@ -186,7 +172,7 @@ static void peermem(void)
     uint64_t in = fake_verbs_gpu_bytes(true);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     CHECK(fake_verbs_gpu_bytes(true) > in);
-    CHECK(says(look(0)->comm[0].gdr_used, "by the peer-memory module"));
+    CHECK(says(sim_look(&w->s, 0)->comm[0].gdr_used, "by the peer-memory module"));
     end();
 }
 
@@ -200,7 +186,7 @@ static void neither(void)
         gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     /* Asked when the GPUs came up, and not again. */
     CHECK(fake_verbs_calls(FAKE_REG_DMABUF) + fake_verbs_calls(FAKE_REG_PEERMEM) == calls);
-    const struct hrd_snapshot_comm *c = &look(1)->comm[0];
+    const struct hrd_snapshot_comm *c = &sim_look(&w->s, 1)->comm[0];
     CHECK(strcmp(c->gdr_used, "host memory") == 0 && c->gdr_units == 0);
     CHECK(says(c->gdr_why, "dmabuf cannot be registered (Operation not supported)") &&
           says(c->gdr_why, "peer-memory module cannot be registered (Bad address)"));
@@ -222,7 +208,7 @@ static void full(void)
         gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     CHECK(fake_verbs_calls(FAKE_REG_DMABUF) - calls <= 4); /* two GPUs each */
     for (uint32_t n = 0; n < 2; n++)
-        CHECK(says(look(n)->link[0].gdr_why,
+        CHECK(says(sim_look(&w->s, n)->link[0].gdr_why,
                    "no more memory of the GPU: GPU memory by dmabuf cannot be registered (Cannot"));
     end();
 }
@@ -236,7 +222,7 @@ static void no_export(void)
     begin(16 << 20, refused, &o);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     CHECK(fake_verbs_calls(FAKE_REG_DMABUF) == 0);
-    CHECK(says(look(1)->comm[0].gdr_why,
+    CHECK(says(sim_look(&w->s, 1)->comm[0].gdr_why,
                "with dmabuf support; the CUDA driver exports no dmabuf: CUDA_ERROR_NOT"));
     end();
 }
@@ -261,7 +247,7 @@ static void one_direction(void (*ready)(void), bool in_works)
     uint64_t in = fake_verbs_gpu_bytes(true), out = fake_verbs_gpu_bytes(false);
     each_collective();
     CHECK((fake_verbs_gpu_bytes(true) > in) == in_works && (fake_verbs_gpu_bytes(false) > out) == !in_works);
-    const struct hrd_snapshot *s = look(0);
+    const struct hrd_snapshot *s = sim_look(&w->s, 0);
     CHECK(says(s->comm[0].gdr_used, in_works ? "sent from host memory" : "received in host memory"));
     CHECK(says(s->comm[0].gdr_why, "arrived damaged"));
     CHECK(s->link[0].gdr_send == !in_works && s->link[0].gdr_receive == in_works);
@@ -288,7 +274,7 @@ static void mended(void)
         fake_verbs_lose(5 + 3 * i, i % 2);
         gpu_nodes_op(HRP_ALL_REDUCE, COUNT, i % 2, IDLE);
     }
-    CHECK(w->s.mended > 0 && look(0)->comm[0].gdr_units > 0);
+    CHECK(w->s.mended > 0 && sim_look(&w->s, 0)->comm[0].gdr_units > 0);
     end();
 }
 
@@ -327,7 +313,7 @@ static void crowded(void)
         gpu_nodes_compare(r, "16 communicators");
     }
     free(sum);
-    const struct hrd_snapshot *s = look(0);
+    const struct hrd_snapshot *s = sim_look(&w->s, 0);
     CHECK(s->total.gdr_units > 0 && s->total.gdr_full > 0);
     end();
 }
@@ -338,7 +324,7 @@ static void required(void)
     struct sim_options o = {.comm.require = HRP_REQUIRE_GDR};
     begin(2 << 20, late, &o);
     gpu_nodes_op(HRP_ALL_REDUCE, 2 * COUNT, true, 0); /* without a hint: the engine that can */
-    CHECK(look(0)->comm[0].gdr_units > 0);
+    CHECK(sim_look(&w->s, 0)->comm[0].gdr_units > 0);
     end();
 }
 
@@ -367,7 +353,7 @@ static void over_tcp(void)
     w->linked = linked;
     gpu_nodes_start(2, 4, map22, gpu22, &o);
     each_collective();
-    const struct hrd_snapshot *s = look(0);
+    const struct hrd_snapshot *s = sim_look(&w->s, 0);
     CHECK(strcmp(s->comm[0].gdr_used, "host memory") == 0);
     CHECK(says(s->comm[0].gdr_why, "node n1 is reached by tcp"));
     CHECK(says(s->link[0].gdr_why, "reached by tcp") && !s->link[0].gdr_send);
@@ -431,8 +417,9 @@ static void faster(void)
     begin_measured(HRD_GDR_AUTO, "gdr.xml", &o);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
-    CHECK(says(look(0)->comm[0].gdr_used, "memory of GPU 0000:10:00.0, read and written by fake0"));
-    const struct hrd_snapshot_comm *c = &look(1)->comm[0];
+    CHECK(
+        says(sim_look(&w->s, 0)->comm[0].gdr_used, "memory of GPU 0000:10:00.0, read and written by fake0"));
+    const struct hrd_snapshot_comm *c = &sim_look(&w->s, 1)->comm[0];
     CHECK(says(c->gdr_used, "memory of GPU 0000:30:00.0, read and written by fake0") && c->gdr_units > 0);
     CHECK(!c->gdr_why[0]);
     figures(c->gdr_used, "read", &direct, &staged);
@@ -471,7 +458,7 @@ static void slower(const char *topology, const char *place)
     set_rates(10, 10, 30);
     begin_measured(HRD_GDR_AUTO, topology, &o);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
-    const struct hrd_snapshot_comm *c = &look(1)->comm[0];
+    const struct hrd_snapshot_comm *c = &sim_look(&w->s, 1)->comm[0];
     CHECK(strcmp(c->gdr_used, "host memory") == 0 && c->gdr_units == 0);
     CHECK(says(c->gdr_why, "gdr = auto takes the way through host memory where that is 1.2 times as fast"));
     CHECK(says(c->gdr_why, place) && says(c->gdr_remedy, "gdr = on in hreduced.conf takes the direct way"));
@@ -506,7 +493,7 @@ static void slower_but_wanted(void)
     set_rates(10, 10, 30);
     begin_measured(HRD_GDR_ON, "gdr.xml", &o);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
-    const struct hrd_snapshot_comm *c = &look(1)->comm[0];
+    const struct hrd_snapshot_comm *c = &sim_look(&w->s, 1)->comm[0];
     CHECK(says(c->gdr_used, "read and written by fake0") && says(c->gdr_used, "; gdr = on"));
     CHECK(c->gdr_units > 0 && !c->gdr_why[0]);
     figures(c->gdr_used, "read", &direct, &staged);
@@ -522,7 +509,7 @@ static void slower_out(void)
     begin_measured(HRD_GDR_AUTO, "gdr.xml", &o);
     uint64_t in = fake_verbs_gpu_bytes(true), out = fake_verbs_gpu_bytes(false);
     gpu_nodes_op(HRP_ALL_REDUCE, COUNT, true, IDLE);
-    const struct hrd_snapshot_comm *c = &look(1)->comm[0];
+    const struct hrd_snapshot_comm *c = &sim_look(&w->s, 1)->comm[0];
     CHECK(says(c->gdr_used, "written by fake0 port 1") && says(c->gdr_used, ", sent from host memory"));
     CHECK(says(c->gdr_why, "takes the way through host memory"));
     CHECK(fake_verbs_gpu_bytes(true) > in && fake_verbs_gpu_bytes(false) == out);
@@ -708,7 +695,7 @@ static void real_gpu(void)
     gpu_nodes_start(2, 4, map22, gpu, &o);
     uint64_t in = fake_verbs_gpu_bytes(true), out = fake_verbs_gpu_bytes(false);
     all_shapes();
-    const struct hrd_snapshot *s = look(0);
+    const struct hrd_snapshot *s = sim_look(&w->s, 0);
     printf("%d GPUs, used: %s; why not: %s\n", ngpus, s->comm[0].gdr_used, s->comm[0].gdr_why);
     printf("blocks on the GPU %llu, elsewhere %llu; bytes in %llu, out %llu; every element right\n",
            (unsigned long long)s->comm[0].gdr_units, (unsigned long long)s->comm[0].gdr_full,

@@ -111,10 +111,7 @@ static void test_snapshot(void **state)
     assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
     burst_post(s, &b);
     burst_check(s, &b);
-    hrd_agent_query(s->node[0].agent, 1);
-    for (int i = 0; i < 50000 && !s->node[0].snapshot; i++)
-        events(s, 1);
-    const struct hrd_snapshot_link *l = &s->node[0].snapshot->link[0];
+    const struct hrd_snapshot_link *l = &sim_look(s, 0)->link[0];
     assert_string_equal(l->transport, "verbs");
     assert_string_equal(l->detail, "2 rails: fake0 port 1, fake1 port 1");
     assert_int_equal(l->nrails, 2);
