@@ -73,4 +73,22 @@ static inline void burst_check(struct sim *s, const struct burst *b)
         }
 }
 
+/* Bursts while an acknowledgement is lost somewhere, its message with it or not: they go on where they were. */
+static inline void burst_mended(struct sim *s)
+{
+    unsigned lost = 0;
+    s->mend = true;
+    for (int round = 0; round < 40; round++) {
+        struct burst b = {0};
+        fake_verbs_lose(rnd(round % 2 ? 12 : 150), rnd(2));
+        burst_post(s, &b);
+        burst_check(s, &b);
+        lost += !fake_verbs_to_lose();
+    }
+    if (lost < 20 || s->mended < 20) /* else it shows nothing */
+        fail_msg("%u acknowledgements were lost and a path was made anew %u times", lost, s->mended);
+    assert_int_equal(s->node[0].comms_failed + s->node[1].comms_failed, 0);
+    assert_int_equal(fake_verbs_rnr(), 0);
+}
+
 #endif

@@ -4,14 +4,6 @@
 
 #include <errno.h>
 
-static void events(struct sim *s, int turns)
-{
-    for (int i = 0; i < turns; i++) {
-        sim_events(s);
-        nap();
-    }
-}
-
 static struct sim *rails(struct sim_options *o, unsigned n, const unsigned *lanes)
 {
     o->rails = n;
@@ -130,20 +122,8 @@ static void test_mended(void **state)
     (void)state;
     struct sim_options o = {0};
     struct sim *s = rails(&o, 2, NULL);
-    unsigned lost = 0;
-    s->mend = true;
     assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
-    for (int round = 0; round < 40; round++) {
-        struct burst b = {0};
-        fake_verbs_lose(rnd(round % 2 ? 12 : 150), rnd(2));
-        burst_post(s, &b);
-        burst_check(s, &b);
-        lost += !fake_verbs_to_lose();
-    }
-    if (lost < 20 || s->mended < 20) /* else it shows nothing */
-        fail_msg("%u acknowledgements were lost and a path was made anew %u times", lost, s->mended);
-    assert_int_equal(s->node[0].comms_failed + s->node[1].comms_failed, 0);
-    assert_int_equal(fake_verbs_rnr(), 0);
+    burst_mended(s);
     stop(s);
 }
 

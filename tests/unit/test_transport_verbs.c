@@ -193,10 +193,8 @@ static void test_cq_overflow(void **state)
     for (int i = 0; i < 2; i++)
         hrd_agent_arena(s->node[i].agent, &arena[i], &len[i]);
     fake_verbs_pair(&a, arena[0], len[0], &b, arena[1], len[1], 1);
-    for (int i = 0; i < 50000 && s->node[0].links_lost + s->node[1].links_lost < 2; i++) {
-        sim_events(s);
-        nap();
-    }
+    for (int i = 0; i < 50000 && s->node[0].links_lost + s->node[1].links_lost < 2; i++)
+        events(s, 1);
     s->node[0].links_lost = s->node[1].links_lost = 0;
     hrd_agent_link_up(s->node[0].agent, 101, "n1", &hrd_transport_verbs, &a->base);
     hrd_agent_link_up(s->node[1].agent, 100, "n0", &hrd_transport_verbs, &b->base);
@@ -327,10 +325,8 @@ static void victim_start(struct victim *v)
                                  .latency_ns = 1000,
                                  .bandwidth = 1000000000};
     hrd_agent_comm_add(v->sim.node[0].agent, &spec);
-    for (int i = 0; i < 50000 && !v->sim.node[0].comms_ready; i++) {
-        sim_events(&v->sim);
-        nap();
-    }
+    for (int i = 0; i < 50000 && !v->sim.node[0].comms_ready; i++)
+        events(&v->sim, 1);
     assert_int_equal(v->sim.node[0].last_status, HRP_OK);
     assert_int_equal(sim_comm(&v->sim, OTHER, 1, &o), HRP_OK);
     other_post(v, 0);
@@ -407,10 +403,8 @@ static struct hrp_frame wait_credit(struct victim *v)
 static void expect_lost(struct victim *v, const char *words)
 {
     struct sim_node *n = &v->sim.node[0];
-    for (int i = 0; i < 50000 && !n->links_lost; i++) {
-        sim_events(&v->sim);
-        nap();
-    }
+    for (int i = 0; i < 50000 && !n->links_lost; i++)
+        events(&v->sim, 1);
     if (n->links_lost != 1)
         fail_msg("the link is not lost for '%s'", words);
     assert_int_equal(n->comms_failed, 1);

@@ -13,20 +13,8 @@ static void test_mended(void **state)
     (void)state;
     struct sim_options o = {.pool_bytes = 8 << 20, .unit_bytes = 64 << 10, .unit_min_bytes = 16 << 10};
     struct sim *s = two_nodes(&o);
-    unsigned lost = 0;
-    s->mend = true;
     assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
-    for (int round = 0; round < 40; round++) {
-        struct burst b = {0};
-        fake_verbs_lose(rnd(round % 2 ? 12 : 150), rnd(2));
-        burst_post(s, &b);
-        burst_check(s, &b);
-        lost += !fake_verbs_to_lose();
-    }
-    if (lost < 20 || s->mended < 20) /* else it shows nothing */
-        fail_msg("%u acknowledgements were lost and the path was made anew %u times", lost, s->mended);
-    assert_int_equal(s->node[0].comms_failed + s->node[1].comms_failed, 0);
-    assert_int_equal(fake_verbs_rnr(), 0);
+    burst_mended(s);
     stop(s);
 }
 
@@ -42,10 +30,7 @@ static void test_mended_after_events(void **state)
     for (int round = 0; round < 6; round++) {
         fake_verbs_port(false);
         burst_post(s, &b);
-        for (int i = 0; i < 100; i++) { /* attempts in between fail */
-            sim_events(s);
-            nap();
-        }
+        events(s, 100); /* attempts in between fail */
         assert_false(sim_done(s, 0, 0, b.op[0][FLIGHT - 1]));
         fake_verbs_port(true);
         burst_check(s, &b);
@@ -55,20 +40,16 @@ static void test_mended_after_events(void **state)
     burst_post(s, &b);
     fake_verbs_event(IBV_EVENT_QP_FATAL, 1);
     burst_check(s, &b);
-    for (int i = 0; i < 50000 && s->mended == before; i++) {
-        sim_events(s);
-        nap();
-    }
+    for (int i = 0; i < 50000 && s->mended == before; i++)
+        events(s, 1);
     assert_true(s->mended > before);
     before = s->mended;
     fake_verbs_set_gid("10.0.0.77");
     fake_verbs_event(IBV_EVENT_GID_CHANGE, 1);
     burst_post(s, &b);
     burst_check(s, &b);
-    for (int i = 0; i < 50000 && s->mended == before; i++) {
-        sim_events(s);
-        nap();
-    }
+    for (int i = 0; i < 50000 && s->mended == before; i++)
+        events(s, 1);
     assert_true(s->mended > before);
     assert_int_equal(fake_verbs_last_rtr().ah_attr.grh.dgid.raw[15], 77);
     assert_int_equal(s->node[0].comms_failed + s->node[1].comms_failed, 0);
@@ -121,10 +102,7 @@ static void test_fails_while_interrupted(void **state)
         assert_int_equal(sim_comm(s, COMM, 0, &o), HRP_OK);
         fake_verbs_port(false);
         burst_post(s, &b);
-        for (int i = 0; i < 100; i++) {
-            sim_events(s);
-            nap();
-        }
+        events(s, 100);
         if (how == 0) { /* the ops' own deadline: answered once the other node can be asked */
             nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
             fake_verbs_port(true);
@@ -149,11 +127,9 @@ static void test_fails_while_interrupted(void **state)
             fake_verbs_port(true);
             for (uint32_t r = 0; r < 2; r++)
                 assert_int_equal(sim_wait(s, r, 0, b.op[r][0], text), HRP_PEER_LOST);
-            for (int i = 0; i < 50000 && !heard(s, "DEVICE_FATAL");
-                 i++) { /* ranks may hear of it before the daemons do */
-                sim_events(s);
-                nap();
-            }
+            /* Ranks may hear of it before the daemons do. */
+            for (int i = 0; i < 50000 && !heard(s, "DEVICE_FATAL"); i++)
+                events(s, 1);
             assert_true(heard(s, "DEVICE_FATAL"));
         }
         stop(s);

@@ -23,6 +23,14 @@ static inline void nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 }
 
+static inline void events(struct sim *s, int turns)
+{
+    for (int i = 0; i < turns; i++) {
+        sim_events(s);
+        nap();
+    }
+}
+
 static inline struct sim *two_nodes(struct sim_options *o)
 {
     static const uint32_t map[2] = {0, 1};
