@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "client/perf/cluster.h"
+#include "tests/lib/harness.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define ROUNDS 20u
@@ -156,12 +157,12 @@ struct run {
     struct hpf_cluster *cluster;
     struct deaths_job arg;
     uint64_t end_ns, random;
+    bool blind; /* a daemon could not be started again: nothing more can be seen */
 };
 
 static unsigned below(struct run *r, unsigned n)
 {
-    r->random = r->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (unsigned)((r->random >> 33) % n);
+    return ht_random(&r->random) % n;
 }
 
 static bool time_is_up(const struct run *r)
@@ -169,11 +170,11 @@ static bool time_is_up(const struct run *r)
     return hpf_signal_seen != 0 || gj_now_ns() > r->end_ns;
 }
 
-static int failed(struct run *r, const char *why)
+static int failed(struct outcome *out, const char *why)
 {
-    if (r->out->failed < GIVE_UP)
-        snprintf(r->out->why[r->out->failed], sizeof(r->out->why[0]), "%s", why);
-    r->out->failed++;
+    if (out->failed < GIVE_UP)
+        snprintf(out->why[out->failed], sizeof(out->why[0]), "%s", why);
+    out->failed++;
     return -1;
 }
 
@@ -218,8 +219,7 @@ static int daemons_live(struct run *r, char *err, size_t errlen)
         hpf_node_log_tail(r->cluster, i, tail, sizeof(tail));
         snprintf(err, errlen, "the daemon of node %u ended with %s; it wrote: %s", i,
                  hpf_status_text(r->cluster->node[i].status, text, sizeof(text)), tail);
-        if (hpf_node_start(r->cluster, i, text, sizeof(text)) < 0)
-            r->out->failed = GIVE_UP; /* nothing more can be seen */
+        r->blind = hpf_node_start(r->cluster, i, text, sizeof(text)) < 0;
         return -1;
     }
     return 0;
@@ -263,7 +263,7 @@ static int run_job(struct run *r, unsigned rounds)
     r->arg.rounds = rounds;
     r->arg.seed = r->random;
     if (hpf_job_start(&job, r->cluster, &ranks, err, sizeof(err)) < 0)
-        return failed(r, err);
+        return failed(r->out, err);
     if (rounds > 0)
         strike_all(r, job, err, sizeof(err));
     int status = err[0] ? -1 : hpf_job_wait(job, STUCK_MS, err, sizeof(err));
@@ -282,7 +282,7 @@ static int run_job(struct run *r, unsigned rounds)
     if (status == 0 && r->plan->victim == DEATHS_RANK && rounds > 0)
         keep(r, page, 0);
     hpf_job_free(job);
-    return status == 0 || r->out->skipped || hpf_signal_seen ? status : failed(r, err);
+    return status == 0 || r->out->skipped || hpf_signal_seen ? status : failed(r->out, err);
 }
 
 static void run_rounds(struct run *r)
@@ -290,12 +290,13 @@ static void run_rounds(struct run *r)
     const unsigned rounds = r->o->rounds;
     struct outcome *out = r->out;
     unsigned jobs = 0;
-    while (out->passed + out->failed < rounds && out->failed < GIVE_UP && !time_is_up(r) && !out->skipped) {
+    while (out->passed + out->failed < rounds && out->failed < GIVE_UP && !r->blind && !time_is_up(r) &&
+           !out->skipped) {
         run_job(r, r->plan->victim == DEATHS_RANK ? 1 : rounds - out->passed - out->failed);
         jobs++;
     }
     /* What the last death left behind. */
-    if (r->plan->victim == DEATHS_RANK && jobs > 0 && out->failed < GIVE_UP && !out->skipped &&
+    if (r->plan->victim == DEATHS_RANK && jobs > 0 && out->failed < GIVE_UP && !r->blind && !out->skipped &&
         !hpf_signal_seen)
         run_job(r, 0);
 }
@@ -323,10 +324,10 @@ static int run_plan(const struct options *o, unsigned number_of_plan, struct out
     setenv("HREDUCE_GPU_STAGED_BYTES", "0", 1);
     out->begun = true;
     if (hpf_cluster_new(&r.cluster, &daemons, err, sizeof(err)) < 0)
-        return failed(&r, err);
+        return failed(r.out, err);
     run_rounds(&r);
     if (hpf_cluster_free(r.cluster, err, sizeof(err)) < 0)
-        return failed(&r, err);
+        return failed(r.out, err);
     return 0;
 }
 
@@ -421,9 +422,9 @@ static void await_one(struct crew *c)
         c->pid[i] = 0;
         c->running--;
         if (WIFSIGNALED(status)) {
-            snprintf(c->out[i].why[0], sizeof(c->out[i].why[0]), "its process was ended by signal %d",
-                     WTERMSIG(status));
-            c->out[i].failed++;
+            char why[64];
+            snprintf(why, sizeof(why), "its process was ended by signal %d", WTERMSIG(status));
+            failed(&c->out[i], why);
         }
     }
     /* The plans end their daemons and ranks, and what they have seen is printed. */
