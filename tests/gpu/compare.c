@@ -64,11 +64,14 @@ static void parse_types(struct cmp_options *o, char *list)
 static void parse(struct cmp_options *o, int argc, char **argv)
 {
     static const struct option names[] = {
-        {"sizes", 1, NULL, 's'},   {"types", 1, NULL, 't'},
-        {"overlap", 1, NULL, 'o'}, {"hreduce-only", 0, NULL, 'h'},
-        {"busy", 0, NULL, 'b'},    {"csv", 1, NULL, 'c'},
-        {"label", 1, NULL, 'l'},   {"keep-logs", 1, NULL, 'k'},
-        {"key", 1, NULL, 'y'},     {NULL, 0, NULL, 0},
+        {"sizes", 1, NULL, 's'},
+        {"types", 1, NULL, 't'},
+        {"overlap", 1, NULL, 'o'},
+        {"hreduce-only", 0, NULL, 'h'},
+        {"busy", 0, NULL, 'b'},
+        {"label", 1, NULL, 'l'},
+        GJ_OPTIONS,
+        {NULL, 0, NULL, 0},
     };
     int c;
     *o = (struct cmp_options){.label = "", .overlap = "auto", .ntypes = 1, .type = {HRP_F32}};
@@ -91,22 +94,12 @@ static void parse(struct cmp_options *o, int argc, char **argv)
         case 'b':
             o->busy = true;
             break;
-        case 'c':
-            o->csv = optarg;
-            break;
         case 'l':
             o->label = optarg;
             break;
-        case 'k':
-            o->keep_logs = optarg;
-            break;
-        case 'y':
-            if (o->nkeys == CMP_MAX_KEYS)
-                usage();
-            o->key[o->nkeys++] = optarg;
-            break;
         default:
-            usage();
+            if (!gj_option(&o->of_all, c, optarg))
+                usage();
         }
     }
     if (optind + 1 != argc || sscanf(argv[optind], "%ux%u", &o->nodes, &o->ranks_a_node) != 2 ||
@@ -118,7 +111,7 @@ static void parse(struct cmp_options *o, int argc, char **argv)
 
 static void print_csv(const struct cmp_options *o, const struct cmp_page *page)
 {
-    FILE *f = o->csv ? fopen(o->csv, "ae") : NULL;
+    FILE *f = o->of_all.csv ? fopen(o->of_all.csv, "ae") : NULL;
     if (!f)
         return;
     for (unsigned i = 0; i < page->nrows; i++) {
@@ -180,7 +173,7 @@ int main(int argc, char **argv)
     parse(&o, argc, argv);
     hpf_catch_signals();
     const struct hpf_cluster_options daemons = {
-        .nnodes = o.nodes, .keys = (const char *const *)o.key, .nkeys = o.nkeys, .keep_logs = o.keep_logs};
+        .nnodes = o.nodes, .keys = o.of_all.key, .nkeys = o.of_all.nkeys, .keep_logs = o.of_all.keep_logs};
     if (hpf_cluster_new(&cluster, &daemons, err, sizeof(err)) < 0) {
         fprintf(stderr, "compare: %s\n", err);
         return 1;

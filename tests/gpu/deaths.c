@@ -33,7 +33,6 @@
 #define ROUNDS_QUICK 2u
 #define SECONDS 240u
 #define MAX_JOBS 8u
-#define MAX_KEYS 16u
 #define STREAM_MS 60000u /* until all ranks have ops in flight */
 #define STUCK_MS 45000u  /* no rank moves */
 #define DELAY_US 30000u  /* several ops long */
@@ -62,9 +61,8 @@ struct options {
     bool quick;
     unsigned rounds, seconds, jobs;
     uint64_t seed;
-    const char *only, *csv, *keep_logs;
-    char *key[MAX_KEYS];
-    unsigned nkeys;
+    const char *only;
+    struct gj_options of_all;
 };
 
 static _Noreturn void usage(void)
@@ -87,9 +85,13 @@ static unsigned number(const char *text, unsigned most)
 static void parse(struct options *o, int argc, char **argv)
 {
     static const struct option names[] = {
-        {"quick", 0, NULL, 'q'},   {"only", 1, NULL, 'o'}, {"rounds", 1, NULL, 'r'},
-        {"seconds", 1, NULL, 't'}, {"jobs", 1, NULL, 'j'}, {"seed", 1, NULL, 's'},
-        {"csv", 1, NULL, 'c'},     {"key", 1, NULL, 'y'},  {"keep-logs", 1, NULL, 'k'},
+        {"quick", 0, NULL, 'q'},
+        {"only", 1, NULL, 'o'},
+        {"rounds", 1, NULL, 'r'},
+        {"seconds", 1, NULL, 't'},
+        {"jobs", 1, NULL, 'j'},
+        {"seed", 1, NULL, 's'},
+        GJ_OPTIONS,
         {NULL, 0, NULL, 0},
     };
     int c;
@@ -114,19 +116,9 @@ static void parse(struct options *o, int argc, char **argv)
         case 's':
             o->seed = strtoull(optarg, NULL, 0);
             break;
-        case 'c':
-            o->csv = optarg;
-            break;
-        case 'k':
-            o->keep_logs = optarg;
-            break;
-        case 'y':
-            if (o->nkeys == MAX_KEYS)
-                usage();
-            o->key[o->nkeys++] = optarg;
-            break;
         default:
-            usage();
+            if (!gj_option(&o->of_all, c, optarg))
+                usage();
         }
     }
     if (optind != argc)
@@ -313,13 +305,13 @@ static int run_plan(const struct options *o, unsigned number_of_plan, struct out
                                 .bytes = o->quick ? MIB : 16 * MIB,
                                 .stays_ns = r.plan->victim == DEATHS_DAEMON ? UINT64_C(1000000000)
                                                                             : UINT64_C(200000000)};
-    if (o->keep_logs) {
-        snprintf(logs, sizeof(logs), "%s/deaths-%u", o->keep_logs, number_of_plan);
+    if (o->of_all.keep_logs) {
+        snprintf(logs, sizeof(logs), "%s/deaths-%u", o->of_all.keep_logs, number_of_plan);
         mkdir(logs, 0755);
     }
     const struct hpf_cluster_options daemons = {.nnodes = r.plan->nodes,
-                                                .keys = (const char *const *)o->key,
-                                                .nkeys = o->nkeys,
+                                                .keys = o->of_all.key,
+                                                .nkeys = o->of_all.nkeys,
                                                 .keep_logs = logs[0] ? logs : NULL};
     setenv("HREDUCE_GPU_STAGED_BYTES", "0", 1);
     out->begun = true;
@@ -343,7 +335,7 @@ static void print_plan(const struct options *o, unsigned i, struct outcome *out)
     double median = gj_median(out->released_ms, out->passed);
     printf("| %s | %u | %u | %u | %u | %.1f | %.1f | %.160s |\n", name, o->rounds, out->passed, out->failed,
            out->cut, median, worst, out->said);
-    FILE *f = o->csv ? fopen(o->csv, "ae") : NULL;
+    FILE *f = o->of_all.csv ? fopen(o->of_all.csv, "ae") : NULL;
     if (f) {
         fprintf(f, "\"%s\",%u,%u,%u,%u,%.1f,%.1f\n", name, o->rounds, out->passed, out->failed, out->cut,
                 median, worst);

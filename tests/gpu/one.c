@@ -22,7 +22,6 @@
 #define MANY 100u
 #define MANY_QUICK 12u
 #define QUICK_BYTES MIB
-#define MAX_KEYS 16u
 
 #define SMALL .size = {4 * KIB, 16 * KIB, 64 * KIB}, .nsizes = 3, .busy = 3
 #define LARGE(n) .size = {4 * MIB, MIB, 16 * MIB, 64 * MIB}, .nsizes = 4, .busy = n
@@ -47,9 +46,8 @@ static const char *const stage_name[ONE_STAGES] = {"post", "ready", "begin", "wo
 
 struct options {
     bool quick, spread;
-    const char *only, *csv, *keep_logs;
-    char *key[MAX_KEYS];
-    unsigned nkeys;
+    const char *only;
+    struct gj_options of_all;
 };
 
 static _Noreturn void usage(void)
@@ -63,8 +61,8 @@ static _Noreturn void usage(void)
 static void parse(struct options *o, int argc, char **argv)
 {
     static const struct option names[] = {
-        {"quick", 0, NULL, 'q'},     {"only", 1, NULL, 'o'}, {"spread", 0, NULL, 's'}, {"csv", 1, NULL, 'c'},
-        {"keep-logs", 1, NULL, 'k'}, {"key", 1, NULL, 'y'},  {NULL, 0, NULL, 0},
+        {"quick", 0, NULL, 'q'}, {"only", 1, NULL, 'o'}, {"spread", 0, NULL, 's'}, GJ_OPTIONS,
+        {NULL, 0, NULL, 0},
     };
     int c;
     while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
@@ -78,19 +76,9 @@ static void parse(struct options *o, int argc, char **argv)
         case 's':
             o->spread = true;
             break;
-        case 'c':
-            o->csv = optarg;
-            break;
-        case 'k':
-            o->keep_logs = optarg;
-            break;
-        case 'y':
-            if (o->nkeys == MAX_KEYS)
-                usage();
-            o->key[o->nkeys++] = optarg;
-            break;
         default:
-            usage();
+            if (!gj_option(&o->of_all, c, optarg))
+                usage();
         }
     }
     if (optind != argc)
@@ -159,7 +147,7 @@ static int print(const struct one_plan *plan, const struct one_page *page)
 
 static void print_csv(const struct options *o, const struct one_plan *plan, const struct one_page *page)
 {
-    FILE *f = o->csv ? fopen(o->csv, "ae") : NULL;
+    FILE *f = o->of_all.csv ? fopen(o->of_all.csv, "ae") : NULL;
     if (!f)
         return;
     for (unsigned i = 0; i < page->nrows; i++) {
@@ -216,9 +204,9 @@ static int run(const struct options *o, const struct one_plan *plan)
         .plan = &shown, .quick = o->quick, .spread = o->spread, .many = o->quick ? MANY_QUICK : MANY};
     char err[2048];
     const struct hpf_cluster_options daemons = {.nnodes = plan->nodes,
-                                                .keys = (const char *const *)o->key,
-                                                .nkeys = o->nkeys,
-                                                .keep_logs = o->keep_logs};
+                                                .keys = o->of_all.key,
+                                                .nkeys = o->of_all.nkeys,
+                                                .keep_logs = o->of_all.keep_logs};
     for (unsigned i = 0; o->quick && i < shown.nsizes; i++) /* the largest of a rehearsal */
         if (shown.size[i] >= QUICK_BYTES)
             shown.size[i] = QUICK_BYTES >> i;

@@ -12,7 +12,6 @@
 
 #define CMP_MAX_SIZES 16u
 #define CMP_MAX_TYPES 2u
-#define CMP_MAX_KEYS 16u
 #define CMP_MAX_ROWS (CMP_MAX_SIZES * CMP_MAX_TYPES)
 
 enum cmp_contender { CMP_NCCL, CMP_HREDUCE, CMP_CONTENDERS };
@@ -22,9 +21,8 @@ struct cmp_options {
     uint64_t size[CMP_MAX_SIZES], max_bytes;
     unsigned nsizes;
     unsigned type[CMP_MAX_TYPES], ntypes;
-    const char *overlap, *csv, *label, *keep_logs;
-    char *key[CMP_MAX_KEYS]; /* configuration lines of the daemons */
-    unsigned nkeys;
+    const char *overlap, *label;
+    struct gj_options of_all;
     bool no_nccl, busy;
 };
 

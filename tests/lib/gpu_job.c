@@ -28,6 +28,19 @@ void gj_check(hrg_result r, const char *what)
         gj_die("%s failed: %s", what, drv ? hrg_error_text(drv, r, text, sizeof(text)) : "no driver");
 }
 
+bool gj_option(struct gj_options *o, int c, const char *value)
+{
+    if (c == GJ_CSV)
+        o->csv = value;
+    else if (c == GJ_KEEP_LOGS)
+        o->keep_logs = value;
+    else if (c == GJ_KEY && o->nkeys < GJ_MAX_KEYS)
+        o->key[o->nkeys++] = value;
+    else
+        return false;
+    return true;
+}
+
 const struct hrg_driver *gj_driver(int *ndevices)
 {
     char why[512];

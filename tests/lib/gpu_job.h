@@ -3,6 +3,7 @@
 #ifndef TEST_LIB_GPU_JOB_H
 #define TEST_LIB_GPU_JOB_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/gpu_driver.h"
@@ -13,6 +14,23 @@
 _Noreturn void gj_die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Ends the process unless r is HRG_SUCCESS. */
 void gj_check(hrg_result r, const char *what);
+
+/* Options of the programs that start daemons: --csv FILE, --keep-logs DIR, and --key KEY=VALUE for each line of theirs. */
+#define GJ_MAX_KEYS 16u
+struct gj_options {
+    const char *csv, *keep_logs;
+    const char *key[GJ_MAX_KEYS];
+    unsigned nkeys;
+};
+enum { GJ_CSV = 256, GJ_KEEP_LOGS, GJ_KEY };
+/* For the list that getopt_long() takes. */
+#define GJ_OPTIONS                                                  \
+    {"csv", 1, NULL, GJ_CSV}, {"keep-logs", 1, NULL, GJ_KEEP_LOGS}, \
+    {                                                               \
+        "key", 1, NULL, GJ_KEY                                      \
+    }
+/* Takes what getopt_long() found; false: it is none of these, or one key too many. */
+bool gj_option(struct gj_options *o, int c, const char *value);
 
 /* The driver, initialised; ends with status GJ_SKIP where there is none or no GPU. */
 const struct hrg_driver *gj_driver(int *ndevices);
