@@ -6,6 +6,7 @@ started here is killed, and when the daemon does not hear."""
 # timeout: 90
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def test_refused():
 def test_absent():
     place = Place()
     os.remove(place.env.pop("HREDUCE_MPS_CONTROL"))
-    if subprocess.run(["which", "nvidia-cuda-mps-control"], stdout=subprocess.DEVNULL, check=False).returncode != 0:
+    if runpy.run_path(MPS)["find_control"]() is None:
         p = place.run("true")
         expect(p.returncode == 77, f"status {p.returncode}: {p.stdout}")
 
