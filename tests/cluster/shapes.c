@@ -133,7 +133,7 @@ static void io_threads(void)
         char said[32];
         snprintf(said, sizeof(said), "\"io_threads\": %u,", want);
         char *status = ht_status(c, 0);
-        HT_CHECK(strstr(status, said), "the status does not say %s", said);
+        HT_CHECK(strstr(status, said), "the status does not say %s: %s", said, status);
         free(status);
         ht_cluster_end(c);
     }
