@@ -120,7 +120,7 @@ static void run(hpf_rank_fn fn, unsigned nlooks)
     const struct ht_job job = {.nranks = NRANKS, .fn = fn, .arg = c, .shared_bytes = sizeof(struct looks)};
     struct hpf_job *started = ht_start(c, &job);
     watch(c, started, nlooks);
-    ht_finish(started, ht_ms(60000));
+    ht_finish(started, 60000);
     ht_cluster_end(c);
 }
 
