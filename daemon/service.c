@@ -384,11 +384,26 @@ static void on_stop_signal(uv_signal_t *handle, int signum)
 
 /* ---- start and end ---------------------------------------------------------------------------------------- */
 
-static int start_signal(struct service *s, uv_signal_t *handle, uv_signal_cb cb, int signum)
+static void start_signal(struct service *s, uv_signal_t *handle, uv_signal_cb cb, int signum)
 {
     uv_signal_init(&s->loop, handle);
     handle->data = s;
-    return uv_signal_start(handle, cb, signum);
+    uv_signal_start(handle, cb, signum);
+}
+
+/* Before there is anything that a signal could leave behind; the loop, which handles them, begins when all is there. */
+static void start_signals(struct service *s)
+{
+    start_signal(s, &s->sigterm, on_stop_signal, SIGTERM);
+    start_signal(s, &s->sigint, on_stop_signal, SIGINT);
+    start_signal(s, &s->sighup, on_sighup, SIGHUP);
+}
+
+static void close_signals(struct service *s)
+{
+    uv_close((uv_handle_t *)&s->sigterm, NULL);
+    uv_close((uv_handle_t *)&s->sigint, NULL);
+    uv_close((uv_handle_t *)&s->sighup, NULL);
 }
 
 static int start_parts(struct service *s, char *err, size_t errlen)
@@ -418,9 +433,6 @@ static void start_handles(struct service *s)
     uv_poll_init(&s->loop, &s->agent_poll, hrd_agent_event_fd(s->d.agent));
     uv_poll_init(&s->loop, &s->gpus_poll, hrd_gpus_event_fd(s->d.gpus));
     s->tick.data = s->watchdog.data = s->stop_timer.data = s->agent_poll.data = s->gpus_poll.data = s;
-    start_signal(s, &s->sigterm, on_stop_signal, SIGTERM);
-    start_signal(s, &s->sigint, on_stop_signal, SIGINT);
-    start_signal(s, &s->sighup, on_sighup, SIGHUP);
     uv_poll_start(&s->agent_poll, UV_READABLE, on_agent);
     uv_poll_start(&s->gpus_poll, UV_READABLE, on_gpus);
     uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
@@ -436,9 +448,6 @@ static void close_handles(struct service *s)
     uv_close((uv_handle_t *)&s->stop_timer, NULL);
     uv_close((uv_handle_t *)&s->agent_poll, NULL);
     uv_close((uv_handle_t *)&s->gpus_poll, NULL);
-    uv_close((uv_handle_t *)&s->sigterm, NULL);
-    uv_close((uv_handle_t *)&s->sigint, NULL);
-    uv_close((uv_handle_t *)&s->sighup, NULL);
 }
 
 /* Lets close callbacks run; whoever still holds a handle after that is left to the end of the process. */
@@ -488,6 +497,7 @@ int hrd_service_run(const struct hrd_config *cfg, const char *config_path, bool 
         hrd_error("the daemon cannot start: %s", strerror(errno));
         return 1;
     }
+    start_signals(&s);
     int rc = start_parts(&s, err, sizeof(err));
     if (rc == 0) {
         start_handles(&s);
@@ -501,6 +511,7 @@ int hrd_service_run(const struct hrd_config *cfg, const char *config_path, bool 
         }
         close_handles(&s);
     }
+    close_signals(&s);
     if (rc != 0) {
         hrd_error("the daemon cannot start: %s", err);
         s.exit_status = 1;

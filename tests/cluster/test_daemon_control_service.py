@@ -263,6 +263,24 @@ def test_stop_with_clients():
         check(time.monotonic() - begin < 3 * SCALE, "a stop took longer than 3 s")
 
 
+def test_signals_at_start():
+    """From the moment that its socket is there, signals mean what they mean later."""
+    for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) * 3:
+        d = Daemon(start=False)
+        d.start(wait=False)
+        deadline = time.monotonic() + 10 * SCALE
+        while not d.answers():
+            check(time.monotonic() < deadline, "no socket: " + d.text())
+        d.process.send_signal(sig)
+        if sig == signal.SIGHUP:
+            with Client(d) as c:
+                check(c.welcome.type == WELCOME, "no welcome after SIGHUP: " + d.text())
+            check(d.stop() == 0, "exit status after SIGHUP")
+        else:
+            check(d.process.wait(10 * SCALE) == 0, f"{sig.name}: exit status {d.process.returncode}: {d.text()}")
+        check(not os.path.exists(d.socket), f"{sig.name} left the socket there")
+
+
 def test_idle():
     """No processor time, no entry in /dev/shm."""
     before = set(os.listdir("/dev/shm"))
