@@ -380,13 +380,35 @@ json_t *hrd_algorithms_json(const struct hrd_snapshot_comm *c)
     return ops;
 }
 
+static const char *const stage_name[HRD_NSTAGES] = {"post",     "ready", "begin", "reduce",
+                                                    "exchange", "work",  "done"};
+
 json_t *hrd_stages_json(const struct hrd_snapshot_comm *c)
 {
-    static const char *const stage_name[HRD_NSTAGES] = {"post", "ready", "begin", "work", "done"};
     json_t *ns = json_object();
-    for (unsigned i = 0; i < HRD_NSTAGES; i++)
-        json_object_set_new(ns, stage_name[i], json_integer((json_int_t)c->stage_ns[i]));
+    for (unsigned i = 0; i < HRD_NSTAGES; i++) {
+        uint64_t sum = 0;
+        for (unsigned k = 0; k < HRP_NCOLLS; k++)
+            sum += c->stage_ns[k][i];
+        json_object_set_new(ns, stage_name[i], json_integer((json_int_t)sum));
+    }
     return ns;
+}
+
+json_t *hrd_collectives_json(const struct hrd_snapshot_comm *c)
+{
+    json_t *colls = json_object();
+    for (unsigned k = 0; k < HRP_NCOLLS; k++) {
+        if (c->coll_ops[k] == 0)
+            continue;
+        json_t *ns = json_object();
+        for (unsigned i = 0; i < HRD_NSTAGES; i++)
+            json_object_set_new(ns, stage_name[i], json_integer((json_int_t)c->stage_ns[k][i]));
+        json_object_set_new(
+            colls, hrp_coll_name(k),
+            json_pack("{s:I, s:o}", "ops", (json_int_t)c->coll_ops[k], "stage_ns", ns));
+    }
+    return colls;
 }
 
 /* What a job needs to measure an op's cost on its node and between the nodes, and to know which result is promised. */

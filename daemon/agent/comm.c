@@ -153,8 +153,11 @@ void hrd_comm_count(struct hrd_snapshot_comm *sum, const struct hrd_snapshot_com
         sum->engine_ops[i] += c->engine_ops[i];
     for (unsigned i = 0; i < HRD_NTIMES; i++)
         sum->time_ops[i] += c->time_ops[i];
-    for (unsigned i = 0; i < HRD_NSTAGES; i++)
-        sum->stage_ns[i] += c->stage_ns[i];
+    for (unsigned k = 0; k < HRP_NCOLLS; k++) {
+        sum->coll_ops[k] += c->coll_ops[k];
+        for (unsigned i = 0; i < HRD_NSTAGES; i++)
+            sum->stage_ns[k][i] += c->stage_ns[k][i];
+    }
 }
 
 void hrd_comm_free(struct acomm *c)

@@ -120,12 +120,13 @@ static void count_time(struct acomm *c, const struct aop *op)
 
 static void count_stages(struct acomm *c, struct aop *op)
 {
-    uint64_t at = op->posted_ns;
+    uint64_t at = op->posted_ns, *stage_ns = c->stat.stage_ns[op->sig.coll];
+    c->stat.coll_ops[op->sig.coll]++;
     op->ended_ns[HRD_STAGE_DONE] = now_ns();
     for (unsigned i = 0; i < HRD_NSTAGES; i++) {
         if (op->ended_ns[i] <= at)
             continue;
-        c->stat.stage_ns[i] += op->ended_ns[i] - at;
+        stage_ns[i] += op->ended_ns[i] - at;
         at = op->ended_ns[i];
     }
 }

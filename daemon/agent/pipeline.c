@@ -191,6 +191,13 @@ void hrd_pipeline_release_reserve(struct acomm *c)
 
 static void step_finish(struct aunit *u, uint32_t i);
 
+/* A block was sent or received. */
+static void step_exchanged(struct aunit *u, uint32_t i)
+{
+    u->op->ended_ns[HRD_STAGE_EXCHANGE] = now_ns();
+    step_finish(u, i);
+}
+
 static bool running(const struct aop *op)
 {
     return op->state == OP_RUNNING && !op->c->failed;
@@ -245,7 +252,7 @@ static void send_done(struct hrd_tx *tx, int err)
     c->txs--;
     if (!err && running(op)) {
         struct astep *st = (struct astep *)((char *)tx - offsetof(struct astep, tx));
-        step_finish(u, (uint32_t)(st - u->step));
+        step_exchanged(u, (uint32_t)(st - u->step));
         unit_settle(u);
         return;
     }
@@ -774,7 +781,7 @@ static void apply_eager(struct acomm *c, uint32_t node, struct aeager *e)
         return;
     }
     if (u->step[i].state != STEP_DONE)
-        step_finish(u, i);
+        step_exchanged(u, i);
 }
 
 void hrd_pipeline_eager_arrived(struct acomm *c, uint32_t node, struct aeager *e)
@@ -820,7 +827,7 @@ int hrd_pipeline_data_arrived(struct acomm *c, uint32_t node, const struct hrp_f
         st->state = STEP_DONE;
         return 0;
     }
-    step_finish(u, (uint32_t)(st - u->step));
+    step_exchanged(u, (uint32_t)(st - u->step));
     unit_settle(u);
     return 0;
 }

@@ -261,7 +261,7 @@ static void work_done(struct hrd_work *w, const struct hrd_work_error *error)
     uint64_t *ended_ns = u->op->ended_ns;
     if (!ended_ns[HRD_STAGE_BEGIN])
         ended_ns[HRD_STAGE_BEGIN] = w->began_ns;
-    ended_ns[HRD_STAGE_WORK] = now_ns();
+    ended_ns[u->sched->steps[step].kind == HRD_STEP_LOCAL ? HRD_STAGE_REDUCE : HRD_STAGE_WORK] = now_ns();
     free(w);
     hrd_pipeline_work_done(u, step, error);
 }

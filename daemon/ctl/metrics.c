@@ -56,19 +56,32 @@ static void print_times(const json_t *totals)
     printf("%s_sum %.6f\n%s_count %" PRId64 "\n", name, (double)ctl_int(totals, "time_us") / 1e6, name, ops);
 }
 
-static void print_stages(const json_t *totals)
+static void print_collectives(const json_t *totals)
 {
-    json_t *stages = json_object_get(totals, "stage_ns"), *ns;
-    const char *name;
+    json_t *colls = json_object_get(totals, "collectives"), *c, *ns;
+    const char *coll, *stage;
+    family("hreduce_collective_ops_total", "counter", "Completed operations by collective.");
+    json_object_foreach(colls, coll, c)
+    {
+        printf("hreduce_collective_ops_total{");
+        print_label("collective", coll);
+        printf("} %" PRId64 "\n", ctl_int(c, "ops"));
+    }
     family("hreduce_op_stage_seconds_total", "counter",
            "Time of completed operations by stage: post (waiting for local ranks to call), ready (for their "
-           "streams), "
-           "begin (for a GPU to get its work), work (engines and exchange), done (telling the ranks).");
-    json_object_foreach(stages, name, ns)
+           "streams), begin (for a GPU to get its work), reduce (of the local ranks' inputs, where there are "
+           "more nodes), exchange (with them, what the stage before does not hide), work (on the result), done "
+           "(telling the ranks).");
+    json_object_foreach(colls, coll, c)
     {
-        printf("hreduce_op_stage_seconds_total{");
-        print_label("stage", name);
-        printf("} %.9f\n", (double)json_integer_value(ns) / 1e9);
+        json_object_foreach(json_object_get(c, "stage_ns"), stage, ns)
+        {
+            printf("hreduce_op_stage_seconds_total{");
+            print_label("collective", coll);
+            printf(",");
+            print_label("stage", stage);
+            printf("} %.9f\n", (double)json_integer_value(ns) / 1e9);
+        }
     }
 }
 
@@ -98,7 +111,7 @@ static void print_totals(const json_t *totals)
         printf("} %" PRId64 "\n", (int64_t)json_integer_value(ops));
     }
     print_times(totals);
-    print_stages(totals);
+    print_collectives(totals);
 }
 
 /* There is a link of each class. */

@@ -88,10 +88,14 @@ def main():
             assert buckets == sorted(buckets) and buckets[-1] == OPS, buckets
             whole = f["hreduce_op_duration_seconds_sum"][None]
             assert whole > 0
+            assert f["hreduce_collective_ops_total"] == {'collective="all_reduce"': OPS}, f["hreduce_collective_ops_total"]
             stages = f["hreduce_op_stage_seconds_total"]
-            assert list(stages) == [f'stage="{s}"' for s in ("post", "ready", "begin", "work", "done")], stages
+            names = ("post", "ready", "begin", "reduce", "exchange", "work", "done")
+            assert list(stages) == [f'collective="all_reduce",stage="{s}"' for s in names], stages
+            took = dict(zip(names, stages.values()))
+            assert took["begin"] == 0 and min(took["reduce"], took["exchange"], took["work"]) > 0, took
             # The duration counts from the first rank that is ready, the stages from the first that called.
-            assert 0 < stages['stage="work"'] <= sum(stages.values()) and sum(stages.values()) > 0.9 * whole, stages
+            assert sum(took.values()) > 0.9 * whole, took
             # 2(N-1)/N of the data for two nodes, and headers.
             for labels, value in f["hreduce_peer_bytes_total"].items():
                 near(value, OPS * 4 * COUNT, labels)
