@@ -15,6 +15,7 @@
 
 #include "client/context.h"
 #include "client/hclient.h"
+#include "client/spin.h"
 #include "proto/shm.h"
 
 #define HCL_FAILURES 256
@@ -98,6 +99,7 @@ struct hcl_comm {
     uint64_t forgotten;     /* newest op whose failure fell out of the ring */
     uint64_t first_failure; /* since the last hclient_comm_wait(); 0: none */
     struct hcl_registration *registrations;
+    struct hcl_spin spin;
 
     /* Verdict on the whole comm. status: 0 or enum hrp_status, set once, after the text. */
     _Atomic uint32_t verdict;

@@ -7,14 +7,12 @@
 #include "client/comm.h"
 #include "client/futex.h"
 #include "client/gpu.h"
+#include "client/spin.h"
 #include "proto/status.h"
 
-/*
- * A waiter first looks again and again, giving up its core at each look: a hand-over between processes that do so takes
- * about 1 us, a futex wake-up across cores 10 to 50. Bounded, once a wait, and only for ops that may be over so soon.
- */
+/* A waiter first looks again and again, giving up its core at each look, where that pays (spin.h): bounded, once a wait. */
 #define SPIN_NS (200 * HCL_MS / 1000)
-#define SPIN_BYTES (UINT64_C(2) << 20)
+#define AWAY_NS (5 * HCL_MS / 1000) /* a core given up comes back within this, unless another took it */
 #define LOOKS_PER_YIELD 32
 #define CHECK_NS (500 * HCL_MS) /* how long a waiter sleeps before it looks after daemon and comm */
 #define PASS_NS (HCL_MS / 50)   /* between looks at a stream that has only its copies left */
@@ -84,7 +82,7 @@ struct look {
     bool gpu;
     bool over; /* the daemon is done; of a stream it is awaited that it passes */
     bool left; /* ... but none has taken the output: deferred, and the caller waits by itself */
-    bool soon; /* small enough that it may complete within SPIN_NS */
+    uint64_t bytes;
 };
 
 /* Under lock: result and sentence of an op among the failures that are kept; `otherwise` when it is not. */
@@ -112,7 +110,7 @@ static struct look look_at(struct hcl_comm *comm, uint64_t number)
     if (op->number == number && !op->complete) {
         look.staged = op->staged;
         look.fed = op->staged && atomic_load_explicit(&op->in, memory_order_relaxed) == op->nchunks;
-        look.soon = hrp_sig_bytes(&op->sig, comm->nranks) <= SPIN_BYTES;
+        look.bytes = hrp_sig_bytes(&op->sig, comm->nranks);
         look.complete = false;
         look.gpu = op->gpu;
         look.left = op->deferred;
@@ -151,17 +149,22 @@ static inline void relax(void)
 #endif
 }
 
-static void spin_on(const struct hrp_op_flags *flags, uint64_t seen)
+static enum hcl_spin_end spin_on(const struct hrp_op_flags *flags, uint64_t seen)
 {
-    uint64_t end = hcl_now() + SPIN_NS;
+    uint64_t now = hcl_now(), begin = now, end = now + SPIN_NS, away = 0;
     do {
         for (int i = 0; i < LOOKS_PER_YIELD; i++) {
             if (atomic_load_explicit(&flags->done, memory_order_relaxed) != seen)
-                return;
+                return HCL_SPIN_SAW;
             relax();
         }
+        uint64_t given_up = hcl_now();
         sched_yield();
-    } while (hcl_now() < end);
+        now = hcl_now();
+        if (now - given_up > AWAY_NS)
+            away += now - given_up;
+    } while (now < end);
+    return away > (now - begin) / 4 ? HCL_SPIN_VAIN : HCL_SPIN_FREE;
 }
 
 /* One round: look, move staged bytes, sleep. True: the op is complete. */
@@ -197,9 +200,10 @@ static bool wait_round(struct hcl_comm *comm, uint64_t number, bool *spun)
         /* Only room in the window helps, which the oldest op frees. (It changed: look again.) */
         if (front != 0 && front == atomic_load(&stage->front))
             sleep_on(first, first_seen, CHECK_NS);
-    } else if (look.soon && !*spun) {
+    } else if (!*spun) {
         *spun = true;
-        spin_on(own, own_seen);
+        hcl_spin_ended(&comm->spin, look.bytes,
+                       hcl_spin_pays(&comm->spin, look.bytes) ? spin_on(own, own_seen) : HCL_SPIN_NOT_IT);
     } else {
         sleep_on(own, own_seen, atomic_load(&stage->unfed) > 0 ? FEED_NS : CHECK_NS);
     }
