@@ -191,11 +191,11 @@ void hrd_agent_comm_leave(struct hrd_agent *a, uint64_t comm, uint32_t rank);
 enum hrd_stage {
     HRD_STAGE_POST, /* from the first local rank's descriptor to the last one's */
     HRD_STAGE_READY, /* until its inputs are there: the job's streams have come to it, copies into windows are over */
-    HRD_STAGE_BEGIN,    /* until a GPU has its work; of other work nothing */
-    HRD_STAGE_REDUCE,   /* several nodes: until the local ranks' inputs are reduced */
+    HRD_STAGE_BEGIN,  /* until a GPU has its work; of other work nothing */
+    HRD_STAGE_REDUCE, /* several nodes: until the local ranks' inputs are reduced */
     HRD_STAGE_EXCHANGE, /* ... until the last block is sent and received: what of it was not hidden behind the stage before */
-    HRD_STAGE_WORK,     /* until the last work on the result is known to be over; of one node that is all work */
-    HRD_STAGE_DONE,     /* until all local ranks have the result */
+    HRD_STAGE_WORK, /* until the last work on the result is known to be over; of one node that is all work */
+    HRD_STAGE_DONE, /* until all local ranks have the result */
     HRD_NSTAGES
 };
 
@@ -212,8 +212,8 @@ struct hrd_snapshot_comm {
     uint64_t op_age_ms;        /* since its first rank's ready */
     uint64_t last_op_age_ms;   /* since the last completion; UINT64_MAX: none yet */
     uint64_t algo_ops[HRP_NALGOS];
-    uint64_t time_us;               /* of completed ops, from the first rank's ready on, in all */
-    uint64_t time_ops[HRD_NTIMES];  /* ops by time */
+    uint64_t time_us;              /* of completed ops, from the first rank's ready on, in all */
+    uint64_t time_ops[HRD_NTIMES]; /* ops by time */
     /* Of completed ops, by collective. */
     uint64_t coll_ops[HRP_NCOLLS];
     uint64_t stage_ns[HRP_NCOLLS][HRD_NSTAGES];

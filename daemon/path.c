@@ -404,9 +404,8 @@ json_t *hrd_collectives_json(const struct hrd_snapshot_comm *c)
         json_t *ns = json_object();
         for (unsigned i = 0; i < HRD_NSTAGES; i++)
             json_object_set_new(ns, stage_name[i], json_integer((json_int_t)c->stage_ns[k][i]));
-        json_object_set_new(
-            colls, hrp_coll_name(k),
-            json_pack("{s:I, s:o}", "ops", (json_int_t)c->coll_ops[k], "stage_ns", ns));
+        json_object_set_new(colls, hrp_coll_name(k),
+                            json_pack("{s:I, s:o}", "ops", (json_int_t)c->coll_ops[k], "stage_ns", ns));
     }
     return colls;
 }

@@ -67,11 +67,12 @@ static void print_collectives(const json_t *totals)
         print_label("collective", coll);
         printf("} %" PRId64 "\n", ctl_int(c, "ops"));
     }
-    family("hreduce_op_stage_seconds_total", "counter",
-           "Time of completed operations by stage: post (waiting for local ranks to call), ready (for their "
-           "streams), begin (for a GPU to get its work), reduce (of the local ranks' inputs, where there are "
-           "more nodes), exchange (with them, what the stage before does not hide), work (on the result), done "
-           "(telling the ranks).");
+    family(
+        "hreduce_op_stage_seconds_total", "counter",
+        "Time of completed operations by stage: post (waiting for local ranks to call), ready (for their "
+        "streams), begin (for a GPU to get its work), reduce (of the local ranks' inputs, where there are "
+        "more nodes), exchange (with them, what the stage before does not hide), work (on the result), done "
+        "(telling the ranks).");
     json_object_foreach(colls, coll, c)
     {
         json_object_foreach(json_object_get(c, "stage_ns"), stage, ns)
