@@ -2,8 +2,8 @@
 /*
  * Whether a waiter looks again and again before it sleeps. A hand-over between processes that do so takes about 1 us, a futex
  * wake-up across cores 10 to 50, so it pays where ops of that size end while somebody looks. Where they last longer and
- * processes share cores, it only keeps the core from those who have the work: a fifth of the time of 64 KiB or 1 MiB between
- * four nodes that share two cores. So looks in vain on a shared core count against looking, those on a core that nobody
+ * processes share cores, it only keeps the core from those who have the work: a fifth of the time of 64 KiB between four nodes
+ * of eight ranks on two cores. So looks in vain on a shared core count against looking, those on a core that nobody
  * else wanted do not.
  *
  * Any thread, without locks: a count that is lost makes one look more or less.
@@ -23,16 +23,15 @@
 #define HCL_SPIN_RETRY 32u /* waits from one trial to the next */
 
 enum hcl_spin_end {
-    HCL_SPIN_SAW,    /* the op ended while it was looked at */
-    HCL_SPIN_VAIN,   /* it did not, and others wanted the core */
-    HCL_SPIN_FREE,   /* it did not, but the core was this thread's */
-    HCL_SPIN_NOT_IT, /* it was not looked at */
+    HCL_SPIN_SAW,  /* the op ended while it was looked at */
+    HCL_SPIN_VAIN, /* it did not, and others wanted the core */
+    HCL_SPIN_FREE, /* it did not, but the core was this thread's */
 };
 
 /* Of ops of one size, in powers of two. */
 struct hcl_spin_class {
     _Atomic int32_t debt;
-    _Atomic uint32_t skipped; /* waits since it was last tried */
+    _Atomic uint32_t skipped; /* waits since the last look */
 };
 
 struct hcl_spin {
@@ -44,26 +43,22 @@ static inline struct hcl_spin_class *hcl_spin_class_of(struct hcl_spin *s, uint6
     return &s->class[bytes > 1 ? 64u - (unsigned)__builtin_clzll(bytes - 1) : 0];
 }
 
-/* Asked once a wait; hcl_spin_ended() then says how it went. */
+/* Asked once a wait: it counts those that it refuses. After a look hcl_spin_ended() says how it went. */
 static inline bool hcl_spin_pays(struct hcl_spin *s, uint64_t bytes)
 {
     if (bytes > HCL_SPIN_BYTES)
         return false;
     struct hcl_spin_class *c = hcl_spin_class_of(s, bytes);
     return atomic_load_explicit(&c->debt, memory_order_relaxed) < HCL_SPIN_DEBT ||
-           atomic_load_explicit(&c->skipped, memory_order_relaxed) >= HCL_SPIN_RETRY;
+           atomic_fetch_add_explicit(&c->skipped, 1, memory_order_relaxed) >= HCL_SPIN_RETRY;
 }
 
 static inline void hcl_spin_ended(struct hcl_spin *s, uint64_t bytes, enum hcl_spin_end how)
 {
-    if (bytes > HCL_SPIN_BYTES || how == HCL_SPIN_FREE)
+    if (how == HCL_SPIN_FREE)
         return;
     struct hcl_spin_class *c = hcl_spin_class_of(s, bytes);
     int32_t debt = atomic_load_explicit(&c->debt, memory_order_relaxed);
-    if (how == HCL_SPIN_NOT_IT) {
-        atomic_fetch_add_explicit(&c->skipped, 1, memory_order_relaxed);
-        return;
-    }
     if (how == HCL_SPIN_SAW)
         debt -= debt > 0;
     else

@@ -200,12 +200,13 @@ static bool wait_round(struct hcl_comm *comm, uint64_t number, bool *spun)
         /* Only room in the window helps, which the oldest op frees. (It changed: look again.) */
         if (front != 0 && front == atomic_load(&stage->front))
             sleep_on(first, first_seen, CHECK_NS);
-    } else if (!*spun) {
-        *spun = true;
-        hcl_spin_ended(&comm->spin, look.bytes,
-                       hcl_spin_pays(&comm->spin, look.bytes) ? spin_on(own, own_seen) : HCL_SPIN_NOT_IT);
     } else {
-        sleep_on(own, own_seen, atomic_load(&stage->unfed) > 0 ? FEED_NS : CHECK_NS);
+        bool looked = *spun;
+        *spun = true;
+        if (!looked && hcl_spin_pays(&comm->spin, look.bytes))
+            hcl_spin_ended(&comm->spin, look.bytes, spin_on(own, own_seen));
+        else
+            sleep_on(own, own_seen, atomic_load(&stage->unfed) > 0 ? FEED_NS : CHECK_NS);
     }
     return false;
 }
