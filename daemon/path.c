@@ -380,19 +380,23 @@ json_t *hrd_algorithms_json(const struct hrd_snapshot_comm *c)
     return ops;
 }
 
-static const char *const stage_name[HRD_NSTAGES] = {"post",     "ready", "begin", "reduce",
-                                                    "exchange", "work",  "done"};
-
-json_t *hrd_stages_json(const struct hrd_snapshot_comm *c)
+static json_t *stages_json(const uint64_t stage_ns[HRD_NSTAGES])
 {
-    json_t *ns = json_object();
-    for (unsigned i = 0; i < HRD_NSTAGES; i++) {
-        uint64_t sum = 0;
-        for (unsigned k = 0; k < HRP_NCOLLS; k++)
-            sum += c->stage_ns[k][i];
-        json_object_set_new(ns, stage_name[i], json_integer((json_int_t)sum));
-    }
-    return ns;
+    static const char *const name[HRD_NSTAGES] = {"post",     "ready", "begin", "reduce",
+                                                  "exchange", "work",  "done"};
+    json_t *o = json_object();
+    for (unsigned i = 0; i < HRD_NSTAGES; i++)
+        json_object_set_new(o, name[i], json_integer((json_int_t)stage_ns[i]));
+    return o;
+}
+
+static json_t *all_stages_json(const struct hrd_snapshot_comm *c)
+{
+    uint64_t sum[HRD_NSTAGES] = {0};
+    for (unsigned k = 0; k < HRP_NCOLLS; k++)
+        for (unsigned i = 0; i < HRD_NSTAGES; i++)
+            sum[i] += c->stage_ns[k][i];
+    return stages_json(sum);
 }
 
 json_t *hrd_collectives_json(const struct hrd_snapshot_comm *c)
@@ -401,11 +405,9 @@ json_t *hrd_collectives_json(const struct hrd_snapshot_comm *c)
     for (unsigned k = 0; k < HRP_NCOLLS; k++) {
         if (c->coll_ops[k] == 0)
             continue;
-        json_t *ns = json_object();
-        for (unsigned i = 0; i < HRD_NSTAGES; i++)
-            json_object_set_new(ns, stage_name[i], json_integer((json_int_t)c->stage_ns[k][i]));
         json_object_set_new(colls, hrp_coll_name(k),
-                            json_pack("{s:I, s:o}", "ops", (json_int_t)c->coll_ops[k], "stage_ns", ns));
+                            json_pack("{s:I, s:o}", "ops", (json_int_t)c->coll_ops[k], "stage_ns",
+                                      stages_json(c->stage_ns[k])));
     }
     return colls;
 }
@@ -419,7 +421,7 @@ static void add_figures(json_t *path, const struct hrd_snapshot_comm *c, const j
     json_object_set_new(path, "rx_bytes", json_integer((json_int_t)c->rx_bytes));
     json_object_set_new(path, "algorithms", hrd_algorithms_json(c));
     json_object_set_new(path, "engines", hrd_engines_json(c));
-    json_object_set_new(path, "stage_ns", hrd_stages_json(c));
+    json_object_set_new(path, "stage_ns", all_stages_json(c));
     for (unsigned i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
         json_t *v = json_object_get(member, settings[i]);
         if (v)

@@ -356,7 +356,6 @@ static json_t *totals_json(const struct hrd_daemon *d, const struct hrd_snapshot
     set_int(o, "setup_errors", hrd_members_setup_errors(d));
     set_int(o, "communicators_failed", t->failures);
     set_int(o, "time_us", t->time_us);
-    json_object_set_new(o, "stage_ns", hrd_stages_json(t));
     json_object_set_new(o, "collectives", hrd_collectives_json(t));
     for (unsigned i = 0; i < HRD_NTIMES; i++)
         json_array_append_new(

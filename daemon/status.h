@@ -25,8 +25,7 @@ json_t *hrd_algorithms_json(const struct hrd_snapshot_comm *comm);
 /* Some node is reached by tcp although one of the two ends could verbs. */
 bool hrd_path_fell_back(const json_t *path);
 json_t *hrd_engines_json(const struct hrd_snapshot_comm *comm);
-/* Where the time of completed ops went: of all, and of each collective that occurred, with their number. New references. */
-json_t *hrd_stages_json(const struct hrd_snapshot_comm *comm);
+/* Of each collective that occurred: completed ops, and where their time went. New reference. */
 json_t *hrd_collectives_json(const struct hrd_snapshot_comm *comm);
 /* GPUs that jobs registered memory of, and the host memory pinned for them. */
 json_t *hrd_gpus_json(const struct hrd_daemon *d);
